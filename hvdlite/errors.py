@@ -15,6 +15,13 @@ ValueError                                  a bad argument, raised at the call
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 
 class HorovodInternalError(RuntimeError):
     """An operation failed on every rank that takes part; the text says which ranks differ, and how.
@@ -31,6 +38,22 @@ class HorovodInternalError(RuntimeError):
 
 
 HvdliteError = HorovodInternalError
+
+
+def folded(function: Function) -> Function:
+    """The same function; of a HorovodInternalError the traceback ends in it, as what hvdlite has
+    called inside says nothing to a user. At the log level debug it has all frames."""
+
+    @functools.wraps(function)
+    def folding(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except HorovodInternalError as error:
+            if logging.getLogger("hvdlite").isEnabledFor(logging.DEBUG):
+                raise
+            raise error.with_traceback(None)  # noqa: B904 (it is the same error)
+
+    return folding  # type: ignore[return-value]
 
 
 class DifferenceError(HorovodInternalError):

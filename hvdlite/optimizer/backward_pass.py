@@ -18,10 +18,14 @@ class BackwardPass:
     """The backward pass in whose hook this object is made. A backward pass inside another one (a
     reentrant checkpoint) is one of its own."""
 
-    def __init__(self, at_end: Callable[[], None], raised: Callable[[object], None]) -> None:
+    def __init__(
+        self, at_end: Callable[[], None], raised: Callable[[object], None], reduces: bool
+    ) -> None:
         """at_end: called by autograd when all gradients are there, unless the backward raises.
-        raised: called if the backward has raised, provided this object still lives."""
+        raised: called if the backward has raised, provided this object still lives. reduces:
+        whether it ends with a round."""
         self.task = current_task()
+        self.reduces = reduces
         # Not a Python function: the traceback of an exception in it would keep it alive.
         end = partial(at_end)
         _queue_callback(end)

@@ -138,12 +138,12 @@ class GradientOptimizer(Wrapper):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.
 
-        If the last backward has raised when other ranks were reducing its gradients already, that
-        reduction is ended first. Blocks then.
+        If the last backward or step has raised here, its gradients are given up on all ranks.
+        Blocks then.
 
         Raises:
             RuntimeError: Inside a backward that reduces gradients.
-            HorovodInternalError: That reduction failed, on every rank.
+            HorovodInternalError: It has raised here and not on all ranks; the same error there.
         """
         self._hvdlite_reducer.settle()
         super().zero_grad(*args, **kwargs)

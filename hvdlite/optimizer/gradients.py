@@ -129,8 +129,7 @@ class Gradients:
         self.generation = 0
         self.name = ""
         self._consistency: ConsistencyCheck | None = None
-        # A build was begun and is not finished; and what it has prepared.
-        self._building = False
+        # What a build that was begun and is not finished has prepared.
         self._next_build: _Build | None = None
         # The team in which the optimizer has its number.
         self._numbered_by: Team | None = None
@@ -169,9 +168,6 @@ class Gradients:
         """
         if self.is_alone and self.process_set.team is None:
             return  # nothing is reduced, also after the world's end
-        # A signal's exception has interrupted a build that the other ranks have finished.
-        if self._building:
-            self._build()
         if self.backward_order is not None and self.backward_order.posted():
             self.learn_order()
         if (
@@ -273,7 +269,7 @@ class Gradients:
     def free(self) -> None:
         """After an update, when the parameters are whole: every `.grad` becomes None, and the
         buckets' memory goes back to the system. Does nothing if the optimizer keeps its gradients.
-        May be called again."""
+        """
         if not self._frees:
             return
         for slot in self.slots:
@@ -291,7 +287,6 @@ class Gradients:
         if self.record is not None:
             self.record.forget()
         self.record = None
-        self._building = False
         self._groups, self._num_params = lambda: (), 0
 
     def release(self, params: Mapping[int, torch.Tensor]) -> bool:
@@ -330,9 +325,9 @@ class Gradients:
         return self._number
 
     def _build(self) -> None:
-        """Rebuilds everything. A signal's handler may raise at any place: then the next call
-        continues, so that all ranks still post the same."""
-        self._building = True
+        """Rebuilds everything. If it is interrupted, the next call goes on, so that all ranks post
+        the same."""
+        self.stale = True
         if self._next_build is None or self._next_build.team is not self.process_set.team:
             self._next_build = self._prepare()
         build = self._next_build
@@ -367,15 +362,16 @@ class Gradients:
         self._params, self._frozen = build.params, build.frozen
         self._num_params = sum(len(group["params"]) for group in self._groups())
         self._consistency, self.backward_order = build.consistency, build.backward_order
-        self.team, self.name, self.stale, self.had_a_round = team, name, False, False
+        self.team, self.name, self.had_a_round = team, name, False
         self.micro_batches = build.micro_batches
         self.in_half = any(bucket.wire.dtype is torch.float16 for bucket in build.buckets)
-        self.generation, self._next_build, self._building = self.generation + 1, None, False
+        self.generation, self._next_build = self.generation + 1, None
+        self.stale = False
         if team.rank == 0:
             log_sizes(team.ranks[0], name, build.buckets)
 
     def _prepare(self) -> _Build:
-        """Prepares all that needs no other rank. May be called again."""
+        """Prepares all that needs no other rank."""
         team = team_of("DistributedOptimizer", self.process_set)
         if team is not self._numbered_by:
             self._number, self._numbered_by = next(team.optimizer_numbers), team

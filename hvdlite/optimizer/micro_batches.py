@@ -157,14 +157,6 @@ class MicroBatches:
                 "between them"
             )
 
-    def require_ended(self, passes: int) -> None:
-        """Before `step` or `synchronize` reduces, after a backward pass that was interrupted.
-        passes: those that have ended. Raises RuntimeError if it raised before all of its gradients
-        came."""
-        if passes < self.number:
-            self._spoiled = "a backward() of this step has raised"
-            self.require_unspoiled()
-
     def require_reduced(self, communicated: bool) -> None:
         """Raises RuntimeError if a step would be made with gradients that are not reduced."""
         if self.number and not communicated:

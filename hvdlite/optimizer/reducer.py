@@ -26,12 +26,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from hvdlite import _core
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, folded
 from hvdlite.observe import program, summary
 from hvdlite.optimizer import together
 from hvdlite.optimizer.arguments import ParameterNames
@@ -122,7 +122,6 @@ class Reducer:
         self.groups = groups
         # Greater than that of all reducers made earlier.
         self.age = next(_ages)
-        # Reentrant, as a signal's handler may raise just before it is released.
         self.lock = threading.RLock()
         self.round: Round | None = None
         # This rank's position; and the team and era in which it is counted.
@@ -137,6 +136,9 @@ class Reducer:
         # graph task of autograd whose gradients arrive.
         self._backward: BackwardPass | None = None
         self._task = -1
+        # The reduction in `step` has raised; and what has raised is given up, and zero_grad() must
+        # come next.
+        self._step_raised = self._gave_up = False
         # The parameters whose changes in the backward pass are looked for; the one whose gradient
         # was removed before hvdlite's hook ran; and what has changed in them, in words.
         self._watched: list[Slot] = []
@@ -148,22 +150,23 @@ class Reducer:
 
     # Called by the optimizer.
 
+    @folded
     def settle(self) -> None:
-        """Ends the round of a backward that has raised, if other ranks wait for it; blocks then.
+        """Gives up the round of a backward or step that has raised; blocks then.
 
         Raises:
             RuntimeError: A backward is reducing gradients.
-            HorovodInternalError: The reduction failed.
+            HorovodInternalError: On other ranks it has not raised; the same error there.
         """
-        if self.round is not None:
-            if self.in_backward():
-                raise RuntimeError(
-                    "zero_grad() was called while backward() is reducing gradients; call it after "
-                    "backward() has returned"
-                )
-            if self.round.has_started():
-                together.give_up_rounds(self)
+        if self.round is not None and self.in_backward():
+            raise RuntimeError(
+                "zero_grad() was called while backward() is reducing gradients; call it after "
+                "backward() has returned"
+            )
+        if self.round is not None or self._has_raised(of_round=True):
+            self._give_up_round()
 
+    @folded
     def finish(self) -> None:
         """Reduces all gradients of this step that are not reduced yet. Blocks.
 
@@ -171,8 +174,8 @@ class Reducer:
             HorovodInternalError: The reduction failed.
         """
         self.forget_skipped_step()
-        if self._backward is not None and not self.in_backward():
-            self.micro_batches.require_ended(self.step.passes)
+        if self._gave_up or self._has_raised():
+            self._refuse()
         if self.round is None:
             if self.step.communicated and not self.step.has_unreduced and not self.has_added():
                 return
@@ -182,9 +185,34 @@ class Reducer:
         try:
             together.finish_rounds(self)
         except BaseException:
+            self._step_raised = self.round is not None
             self._on_raise(None)
             raise
         self.step.added = False
+
+    def _has_raised(self, of_round: bool = False) -> bool:
+        """Whether the last backward pass of this step, or the reduction in `step`, has raised.
+        of_round: only if it ends with a round."""
+        backward = self._backward
+        if backward is None or self.in_backward():
+            return self._step_raised
+        return backward.reduces or not of_round
+
+    def _give_up_round(self) -> None:
+        if self.round is None:
+            self.gradients.rebuild_if_changed()
+            self.open_round()
+        together.give_up_rounds(self)
+
+    def _refuse(self) -> NoReturn:
+        """What has raised is given up on all ranks, and the program must say that it goes on."""
+        if not self._gave_up:
+            self._gave_up = True
+            self._give_up_round()
+        raise RuntimeError(
+            "the last backward() or step() raised, so that none of its gradients are used; call "
+            "the optimizer's zero_grad() before the next backward() or step()"
+        )
 
     def has_added(self) -> bool:
         """Whether the optimizer has new parameters since the gradients of this step were reduced:
@@ -212,12 +240,11 @@ class Reducer:
     def next_step(self) -> None:
         """The gradients are used or zeroed: the next backward belongs to another step."""
         self.settle()
-        if self.round is not None:
-            self.cancel_round()
         self.arrivals.number += 1
         self.arrivals.first_of_step = self.arrivals.number
         text, self.step = self.step.not_finite, Step()
         self._backward, self.arrivals.in_backward = None, False
+        self._step_raised = self._gave_up = False
         self._task = -1
         self._watched, self._changed = [], None
         team = self.gradients.team
@@ -340,16 +367,10 @@ class Reducer:
             return
         self.forget_skipped_step()
         raised = self._backward is not None
+        if self._gave_up or (self.round is not None and self.round.has_started()):
+            # The other ranks wait for it, however the program handles the error.
+            self._refuse()
         if self.round is not None:
-            if self.round.has_started():
-                # The other ranks wait for it, however the program handles the error.
-                together.give_up_rounds(self)
-                ways_on = "zero_grad()" if self.micro_batches.number else "step() or zero_grad()"
-                raise RuntimeError(
-                    "the last backward() raised after other ranks had begun to reduce its "
-                    "gradients, so these are reduced, and no others can be added to them; call the "
-                    f"optimizer's {ways_on} before the next backward()"
-                )
             self.cancel_round()
             if self.weights.total is not None and not self.weights.add_up:
                 raise RuntimeError(
@@ -357,12 +378,12 @@ class Reducer:
                     "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
                     "next backward()"
                 )
+        self._backward = BackwardPass(self._end_backward, self._on_raise, self.communicates_next())
         gradients = self.gradients
         gradients.rebuild_if_changed()
         self.micro_batches.begin(self.step.passes, slot, raised, self.step.communicated)
         self.weights.begin_pass(gradients.slots, adds_up=not self.communicates_next())
         self._task = task
-        self._backward = BackwardPass(self._end_backward, self._on_raise)
         program.backward_began(self.age)
         # A backward that raises does not count as a pass, but may leave gradients.
         self.step.has_unreduced = True
@@ -388,6 +409,7 @@ class Reducer:
             self._changed = None if slot is None else changed_in_words(slot)
 
     @uncompiled
+    @folded
     def _end_backward(self) -> None:
         """All gradients of the backward are there."""
         if self._backward is None:
@@ -444,7 +466,6 @@ class Reducer:
             of_backward=self._backward is not None,
             begun_here=lambda: together.begun_here(self),
         )
-        # In one statement: the hooks must not see another state than Python.
         self.round, self.arrivals.is_open = begun, True
 
     def collect_round(self) -> None:
@@ -457,26 +478,10 @@ class Reducer:
         self.end_part(self.round.collect)
         gradients, position, weights = self.gradients, self.position, self.weights
         not_finite = self.step.not_finite or self.round.not_finite
-        # In one statement, so that an exception finds the round either open or closed.
-        (
-            self.round,
-            self.arrivals.is_open,
-            self.arrivals.number,
-            self._backward,
-            self.step,
-            position.rounds,
-            weights.last,
-            weights.total,
-        ) = (
-            None,
-            False,
-            self.arrivals.number + 1,
-            None,
-            Step(communicated=True, not_finite=not_finite),
-            position.rounds + 1,
-            weights.total,
-            None,
-        )
+        position.rounds += 1
+        weights.last, weights.total = weights.total, None
+        self.step = Step(communicated=True, not_finite=not_finite)
+        self._close_round()
         gradients.had_a_round = True
         self.micro_batches.forget()
         if gradients.backward_order is not None:
@@ -486,7 +491,7 @@ class Reducer:
 
     def end_part(self, part: Callable[[], None]) -> None:
         """Runs a part of the round's end. If it fails on all ranks, the round is over. After any
-        other error, such as one that a signal's handler raises, the next call repeats it."""
+        other error, such as one that a signal's handler raises, the round is to be given up."""
         try:
             part()
         except BaseException as error:
@@ -502,14 +507,13 @@ class Reducer:
         for slot in self.gradients.slots:
             slot.put_off()
         self.micro_batches.spoil()
-        arrivals = self.arrivals
-        arrivals.in_backward = False
-        self.round, arrivals.is_open, arrivals.number, self._backward = (
-            None,
-            False,
-            arrivals.number + 1,
-            None,
-        )
+        self.arrivals.in_backward = False
+        self._close_round()
+
+    def _close_round(self) -> None:
+        self.round, self.arrivals.is_open = None, False
+        self.arrivals.number += 1
+        self._backward = None
 
     def learn_if_due(self) -> None:
         """What an interruption has kept the last round from learning. Collective then."""

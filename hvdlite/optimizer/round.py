@@ -1,9 +1,9 @@
 """One round: a reduction of all gradients, from its beginning to its result.
 
 A round begins with the first gradient of a backward pass that communicates, or in `step`. Other
-ranks know of it when its first bucket starts. Each part of its end can be repeated, as a signal's
-handler may raise in it: other ranks wait for the rest of the round then, and the next call that
-needs it goes on.
+ranks know of it when its first bucket starts. If the backward pass or `step` raises then, they wait
+for the rest of the round: the rank gives it up, that is, goes on to its end, and nobody uses the
+result.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ class Round:
         self._next = 0
         # `step` or `synchronize` ends it, not the end of a backward pass.
         self.by_step = True
-        # Its backward has raised, and `.grad` is not set to the gradients in flight.
-        self._is_withdrawn = False
         # Slots whose `.grad` has an autograd graph, and gets its values at the end.
         self._with_graph: list[Slot] = []
         # The exchanges of the sparse gradients, once the dense ones are reduced.
@@ -87,7 +85,7 @@ class Round:
         self.not_finite: str | None = None
         position.weight = weights.of_round(gradients.slots)
         position.weight_in_input = weights.add_up
-        position.has_raised = False
+        position.error = ""
         team, self._numerics = gradients.team, None
         if team is not None and gradients.are_current() and world.current().config.check_numerics:
             named = [(slot.name, slot.param) for slot in gradients.slots]
@@ -116,12 +114,10 @@ class Round:
             bucket.note_stream()
         factor, weighed = self.weights.on_copy(slot)
         if isinstance(bucket, TreeBucket):
-            # If this backward was interrupted, the sum may be in its place already.
-            if grad is not place or not bucket.has_parts(slot):
-                bucket.put(slot, grad)
+            bucket.put(slot, grad)
         elif grad is place:
             if factor is not None:
-                self.weights.weigh_in_place(slot, place, factor)
+                put(place, place, factor)
         elif grad is not None:
             if slot.form is Form.ROWS:
                 # `.grad` will be the reduced rows, when they are known.
@@ -151,7 +147,6 @@ class Round:
                 self._with_graph.append(slot)
                 return
             put(place, grad, factor)
-        # In one statement: no signal's exception can come in between.
         slot.weighed, slot.param.grad, slot.round_grad = weighed, place, place
 
     def start_complete(self) -> None:
@@ -228,7 +223,7 @@ class Round:
     def _counts_in(self, bucket: Bucket, slot: Slot, grad: torch.Tensor) -> bool:
         """`_counts`, with what virtual ranks ask of a gradient that is in a bucket. In a round that
         is given up, none counts: its place would be overwritten."""
-        if self.position.has_raised or not self._counts(slot, grad):
+        if self.position.error or not self._counts(slot, grad):
             return False
         if not self.of_backward:
             self.micro_batches.require_of_backward(slot, grad)
@@ -256,8 +251,6 @@ class Round:
         self.weights.divide(gradients)
         if gradients.shards is not None:
             gradients.shards.require_all_members(gradients)
-        if self._is_withdrawn:
-            self._restore_grads()
         for bucket in gradients.buckets:
             if bucket.absent or bucket.unknown or bucket.in_rows:
                 self._read_presences(bucket)
@@ -293,7 +286,7 @@ class Round:
         all ranks give the round up. The same on all ranks."""
         gradients = self.gradients
         carrier = gradients.carrier
-        if carrier is None or not carrier.positions_differ(or_are=self.position.has_raised):
+        if carrier is None or not carrier.positions_differ(or_are=bool(self.position.error)):
             return None
         assert gradients.team is not None
         if self._position_exchange is None:
@@ -406,26 +399,17 @@ class Round:
         """Unsets `.grad` of gradients in flight, to which the next backward pass could add."""
         if not self.has_started():
             return
-        self._is_withdrawn = True
         for bucket in self.gradients.buckets:
             for slot in bucket.slots if bucket.runs else ():
                 if slot.param.grad is slot.view:
                     slot.param.grad = None
 
-    def _restore_grads(self) -> None:
-        """Undoes `withdraw_grads`."""
-        for slot in self.gradients.slots:
-            if slot.has_come() and slot.round_grad is slot.view is not None:
-                slot.param.grad = slot.round_grad
-        for slot in self._with_graph:
-            slot.param.grad = slot.round_grad
-
-    def give_up(self) -> None:
+    def give_up(self, error: str) -> None:
         """Tells the other ranks that no step will be made with it, unless all gradients are there
-        and the position is on its way: then they make the step."""
+        and the position is on its way: then they make the step. error: what has raised."""
         carrier = self.gradients.carrier
         if carrier is None or not carrier.has_position():
-            self.position.has_raised = True
+            self.position.error = error
 
     def is_given_up(self) -> bool:
         """Whether all ranks have told that their positions differ, or that they give it up. Does

@@ -19,6 +19,7 @@ import torch
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import program, waits
 from hvdlite.optimizer.backward_pass import current_task
+from hvdlite.optimizer.buckets.positions import error_in_words
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.round import Round
 from hvdlite.world.telling import last_line
@@ -40,14 +41,16 @@ _LOOKS_LATER_EVERY_S = 1.0
 
 
 def give_up_rounds(reducer: Reducer) -> None:
-    """Ends the rounds of a backward that has raised, without making a step with its gradients.
+    """Ends the rounds of a backward or a step that has raised, without making a step with its
+    gradients.
 
     Raises:
         HorovodInternalError: On other ranks it has not raised, and they would make the step: the
             same error there.
     """
-    for each in _reached(reducer, at_end=False):
-        _round_of(each).give_up()
+    error = error_in_words()
+    for each in _reached(reducer):
+        _round_of(each).give_up(error)
     finish_rounds(reducer)
 
 
@@ -55,9 +58,9 @@ def finish_rounds(reducer: Reducer, at_end: bool = False) -> None:
     """Ends the reducer's open round, and those of all others that its backward has reached. First
     starts everything, which does not wait for other rounds, then waits.
 
-    at_end: see `_reached`.
+    at_end: the backward has ended; else it has raised, or `step` reduces.
     """
-    reached = _reached(reducer, at_end)
+    reached = _reached(reducer)
     for each in reached:
         if at_end:
             _round_of(each).by_step = False
@@ -90,18 +93,8 @@ def finish_rounds(reducer: Reducer, at_end: bool = False) -> None:
 def begun_here(reducer: Reducer) -> list[int]:
     """The optimizers of the reducer's team whose rounds this rank has begun in the same backward,
     by their numbers in it."""
-    team, task = reducer.gradients.team, reducer.task_of_backward()
-    return [
-        each.gradients.number
-        for each in alive
-        if each is reducer
-        or (
-            each.round is not None
-            and each.gradients.team is team
-            and each.task_of_backward() == task
-            and each.round.has_started()
-        )
-    ]
+    team = reducer.gradients.team
+    return [each.gradients.number for each in _reached(reducer) if each.gradients.team is team]
 
 
 def _round_of(reducer: Reducer) -> Round:
@@ -109,12 +102,9 @@ def _round_of(reducer: Reducer) -> Round:
     return reducer.round
 
 
-def _reached(reducer: Reducer, at_end: bool) -> list[Reducer]:
-    """The reducer and all others that its backward has reached, in the same order on all ranks.
-
-    at_end: the backward has ended. Otherwise it has raised, and only rounds that other ranks may
-        wait for are ended with it.
-    """
+def _reached(reducer: Reducer) -> list[Reducer]:
+    """The reducer and all others whose rounds its backward has begun, in the same order on all
+    ranks."""
     task = reducer.task_of_backward()
     reached = [
         each
@@ -124,7 +114,6 @@ def _reached(reducer: Reducer, at_end: bool) -> list[Reducer]:
             each.round is not None
             and task is not None
             and each.task_of_backward() == task
-            and (at_end or not each.round.by_step or each.round.has_started())
         )
     ]
     return sorted(reached, key=lambda each: each.age)
@@ -152,7 +141,7 @@ def _take_part(reducer: Reducer, begun: set[int] | None, known: Sequence[Reducer
             each.gradients.rebuild_if_changed()
             each.open_round()
         round_ = _round_of(each)
-        round_.give_up()
+        round_.give_up(error_in_words())
         each.end_part(round_.start_rest)
     return others
 

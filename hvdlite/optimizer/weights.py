@@ -96,14 +96,6 @@ class Weights:
             return None, slot.weighed
         return (None if self.given == 1.0 else self.given), [True]
 
-    def weigh_in_place(self, slot: Slot, grad: torch.Tensor, factor: float) -> None:
-        """Multiplies `.grad`, which has its place already, once."""
-        # Each is one call of C, which multiplies and notes it: no signal's exception comes between.
-        if factor == 0:
-            slot.weighed.extend(map(torch.Tensor.zero_, (grad,)))
-        else:
-            slot.weighed.extend(map(torch.Tensor.mul_, (grad,), (factor,)))
-
     def of_rows(self, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient whose rows are to be gathered, multiplied."""
         given = self.given
@@ -133,7 +125,7 @@ class Weights:
 
     def divide(self, gradients: Gradients) -> None:
         """After the reductions of a round: divides the gradients in buckets by the weights of all
-        ranks, where the engine has not. May be called again."""
+        ranks, where the engine has not."""
         team, carrier = gradients.team, gradients.carrier
         if self.total is None or team is None:
             return

@@ -96,13 +96,12 @@ def something_had_started():
     (b + a).backward()
     optimizer.step()
     optimizer.zero_grad()
-    for end in (lambda: (optimizer.synchronize(), optimizer.zero_grad()), optimizer.zero_grad):
+    for _ in range(2):
         fails(a, b)
-        with pytest.raises(RuntimeError, match=r"call the optimizer's step\(\) or zero_grad\(\)"):
-            (a + b).backward()
-        with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
-            (a + b).backward()
-        end()
+        for go_on in ((a + b).backward, optimizer.step, (a + b).backward, optimizer.synchronize):
+            with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
+                go_on()
+        optimizer.zero_grad()
         (a * 2 + b).backward()
         assert (a.grad.item(), b.grad.item()) == (2.0, 1.0)
         optimizer.step()
@@ -111,58 +110,6 @@ def something_had_started():
 
 def test_where_other_ranks_wait_the_errors_say_how_to_go_on(world):
     world.run(something_had_started, knobs=ONE_BY_ONE)
-
-
-def on_one_rank_only():
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    a, b = two()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
-    (a + b).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if rank == 0:
-        fails(a, b)
-        optimizer.synchronize()
-    else:
-        (a * 2 + b).backward()
-    # The gradient that rank 0 did not get to counts as zero.
-    assert (a.grad.item(), b.grad.item()) == (pytest.approx(2 * (size - 1) / size), 1.0)
-    optimizer.zero_grad()
-    (a + b).backward()
-    assert (a.grad.item(), b.grad.item()) == (1.0, 1.0)
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("knobs", [{}, ONE_BY_ONE], ids=["one bucket", "one by one"])
-def test_synchronize_ends_the_reduction_for_the_ranks_that_wait(world, knobs):
-    world.run(on_one_rank_only, knobs=knobs)
-
-
-def tried_again_on_one_rank():
-    hvd.init()
-    rank = hvd.rank()
-    a, b = two()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
-    # Backward comes to b first, as in what fails: its bucket starts before.
-    (b + a).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    for _ in range(2):
-        if rank == 0:
-            fails(a, b)
-        with pytest.raises(HorovodInternalError, match=raised_on(0)):
-            (a * 2 + b).backward()
-        optimizer.zero_grad()
-        (a * 2 + b).backward()
-        assert (a.grad.item(), b.grad.item()) == (2.0, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return a.item(), b.item()
-
-
-def test_a_backward_after_it_is_an_error_on_the_ranks_that_wait_too(world):
-    assert world.run(tried_again_on_one_rank, knobs=ONE_BY_ONE) == [(-5.0, -3.0)] * 2
 
 
 def raised_on(*ranks):
@@ -214,16 +161,14 @@ class Training:
             chain(self.params, raises_at).backward()
 
 
-def given_up_by_one(who, raises_at, options):
+def given_up_by_one(who, raises_at, how, options):
     training = Training(**options)
     for _ in range(2):
         if hvd.rank() == who:
             training.fails(raises_at)
-            with pytest.raises(HorovodInternalError, match=raised_on(who)):
-                training.optimizer.zero_grad()
-        else:
-            with pytest.raises(HorovodInternalError, match=raised_on(who)):
-                chain(training.params).backward()
+        go_on = getattr(training.optimizer, how, None) if hvd.rank() == who else None
+        with pytest.raises(HorovodInternalError, match=raised_on(who)):
+            (go_on or chain(training.params).backward)()
         training.optimizer.zero_grad()
         training.require_steps()
         training.make_step()
@@ -234,37 +179,24 @@ def given_up_by_one(who, raises_at, options):
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("raises_at", [0, 1])
 def test_what_one_rank_gives_up_is_an_error_on_all_and_no_step(world, who, raises_at):
-    world.run(given_up_by_one, who, raises_at, {}, knobs=ONE_BY_ONE)
+    world.run(given_up_by_one, who, raises_at, "zero_grad", {}, knobs=ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("how", ["step", "synchronize", "backward"])
+def test_and_however_the_program_goes_on(world, how):
+    world.run(given_up_by_one, 1, 0, how, {}, knobs=ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("how", ["zero_grad", "step"])
+def test_and_if_no_bucket_had_started(world, how):
+    world.run(given_up_by_one, 1, 0, how, {})
 
 
 @pytest.mark.parametrize(
     "options", [{"shard": True}, {"compression": hvd.Compression.fp16}], ids=["shard", "fp16"]
 )
 def test_the_same_holds_for_shards_and_in_16_bits(world, options):
-    world.run(given_up_by_one, 1, 0, options, knobs=ONE_BY_ONE)
-
-
-def given_up_early_and_late():
-    """Rank 0 gives the backward up before others know of it, rank 1 when a bucket has started. So
-    the next one of rank 0 would be added to what rank 1 gives up."""
-    training = Training()
-    for _ in range(2):
-        if hvd.rank() == 0:
-            training.fails(2)
-            training.optimizer.zero_grad()
-            with pytest.raises(HorovodInternalError, match=raised_on(1)):
-                chain(training.params).backward()
-        else:
-            training.fails(0)
-            with pytest.raises(HorovodInternalError, match=raised_on(1)):
-                training.optimizer.zero_grad()
-        training.optimizer.zero_grad()
-        training.require_steps()
-        training.make_step()
-
-
-def test_what_ranks_give_up_at_different_times_is_not_added_to_another_backward(world):
-    world.run(given_up_early_and_late, knobs=ONE_BY_ONE)
+    world.run(given_up_by_one, 1, 0, "zero_grad", options, knobs=ONE_BY_ONE)
 
 
 def given_up_by_all(places):

@@ -112,11 +112,9 @@ class Bucket(_core.GradientCount):
         # infinity if it is not of the form that its place is for. Then a 1 for this rank: a joined
         # rank adds none.
         self.presence = self.flat[layout.presence_offset_elems : layout.weights_offset_elems]
-        # The gradients without all of that. Whether the engine weighs them as it adds; else, in
-        # this round, the tensors of those that are divided by the weights.
+        # The gradients without all of that; and whether the engine weighs them as it adds.
         self.gradients = self.flat[: layout.presence_offset_elems].data
         self.weighs = False
-        self.divided: list[torch.Tensor] = []
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
         stays = like.is_cpu or self.in_lane
@@ -244,7 +242,7 @@ class Bucket(_core.GradientCount):
                 text = run.wait()
         else:
             text = run.wait()
-        if text is None and not self.divided:
+        if text is None:
             self._unload()
         return text
 
@@ -257,11 +255,9 @@ class Bucket(_core.GradientCount):
         return max(weight_codes.weights(self.weights, self._member[1]))
 
     def divide(self, factor: float) -> None:
-        """After `wait`: multiplies by this what the rank has of the reduced gradients, once in a
-        round."""
-        if not self.divided:
-            # One call into C, as above.
-            self.divided.extend(map(torch.Tensor.mul_, self.reduced(), itertools.repeat(factor)))
+        """After `wait`: multiplies by this what the rank has of the reduced gradients."""
+        for tensor in self.reduced():
+            tensor.mul_(factor)
 
     def reduced(self) -> Sequence[torch.Tensor]:
         """After `wait`, the memory in which the rank has reduced gradients."""
@@ -290,7 +286,6 @@ class Bucket(_core.GradientCount):
     def reset(self) -> None:
         """Prepares for the next round."""
         self.runs.clear()
-        self.divided.clear()
         self.pending = len(self.slots)
         self.absent = []
         self.misplaced = []

@@ -114,7 +114,7 @@ class GpuBucket(Bucket):
                 text = transfer.wait()
         else:
             text = transfer.wait()
-        if text is None and not self.divided:
+        if text is None:
             self._unload()
         return text
 

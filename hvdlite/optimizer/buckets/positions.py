@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -33,18 +34,18 @@ class Position:
     phase: even between steps, odd inside one; it stays odd if an exception ends the step, as the
         parameters are in an unknown state then. rounds: since the last step. weight: of this rank
         in the round; None: the round has no weights. weight_in_input: its gradients come to the
-        buckets multiplied by it. has_raised: the backward of the round has raised here, so that
-        gradients may be missing, and no step will be made with them.
+        buckets multiplied by it. error: what the round's backward or step has raised here, so that
+        gradients may be missing, and no step will be made with them; else empty.
     """
 
-    __slots__ = ("has_raised", "phase", "rounds", "weight", "weight_in_input")
+    __slots__ = ("error", "phase", "rounds", "weight", "weight_in_input")
 
     def __init__(self) -> None:
         self.phase = 0
         self.rounds = 0
         self.weight: float | None = None
         self.weight_in_input = False
-        self.has_raised = False
+        self.error = ""
 
     def begin_step(self) -> None:
         self.phase += 1 + self.phase % 2
@@ -59,7 +60,7 @@ class Position:
     def numbers(self) -> tuple[int, int, int, int]:
         """Phase, rounds, whether the round has weights, and whether its backward has raised: what
         the ranks compare."""
-        return self.phase, self.rounds, int(self.weight is not None), int(self.has_raised)
+        return self.phase, self.rounds, int(self.weight is not None), int(bool(self.error))
 
     def row(self) -> int:
         """The row of this position in `one_hots`."""
@@ -67,6 +68,12 @@ class Position:
         for number, size in zip(self.numbers(), _SIZES, strict=True):
             row = row * size + number % size
         return row
+
+
+def error_in_words() -> str:
+    """What the program handles now, which is mostly what has raised; "an exception" if nothing."""
+    error = sys.exc_info()[0]
+    return "an exception" if error is None else error.__name__
 
 
 def one_hots(like: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -4,6 +4,7 @@ difference."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,22 +16,22 @@ from hvdlite.world.teams.team import Team
 
 _POSITION = 4  # numbers of a position
 _MOST_BEGUN = 64  # optimizers; of more than that in one backward, the first ones are told
-# Numbers of a rank: 1 if it is there, those of its position, and of optimizers that it has begun.
-_EACH = 1 + _POSITION + _MOST_BEGUN
+_ERROR_BYTES = 32  # of what has raised; the rest is cut off
+# Numbers of a rank: 1 if it is there, those of its position, the bytes of its error, and the
+# optimizers that it has begun.
+_EACH = 1 + _POSITION + _ERROR_BYTES + _MOST_BEGUN
 
 
-def difference(
-    positions: Sequence[tuple[int, ...]], ranks: Sequence[int], joins: int
-) -> str | None:
+def difference(positions: Sequence[Sequence[Any]], ranks: Sequence[int], joins: int) -> str | None:
     """The difference between the ranks, as the same text on every rank; None if there is none.
 
     positions: phase and rounds of each rank, counted from the last join, whether it has a weight,
-    and whether its backward has raised. ranks: by position, its rank. joins: the number of joins so
-    far.
+    and what its backward has raised: in words, or only whether. ranks: by position, its rank.
+    joins: the number of joins so far.
     """
     found = which_ranks([_backward(phase, rounds) for phase, rounds, *_ in positions], ranks)
     if not found:
-        if found := which_ranks([_end(has_raised) for *_, has_raised in positions], ranks):
+        if found := which_ranks([_end(error) for *_, error in positions], ranks):
             return _gradients_missing(found)
         found = which_ranks([_weight(weighted) for _, _, weighted, _ in positions], ranks)
         return _weights_missing(found) if found else None
@@ -54,8 +55,10 @@ def _gradients_missing(found: str) -> str:
     )
 
 
-def _end(has_raised: int) -> str:
-    return "an exception" if has_raised else "no exception"
+def _end(error: object) -> str:
+    return (
+        error if error and isinstance(error, str) else "an exception" if error else "no exception"
+    )
 
 
 def _weights_missing(found: str) -> str:
@@ -102,20 +105,21 @@ class PositionExchange:
             _EACH * team.size,
         )
         # (As 0 stands for nothing.)
-        numbers = [1, *own.numbers(), *(number + 1 for number in begun[:_MOST_BEGUN])]
+        error = own.error.encode("ascii", "replace")[:_ERROR_BYTES].ljust(_ERROR_BYTES, b"\0")
+        numbers = [1, *own.numbers(), *error, *(number + 1 for number in begun[:_MOST_BEGUN])]
         self._sum.numbers[_EACH * team.rank :][: len(numbers)] = torch.tensor(numbers)
 
     def post(self) -> None:
-        """Does not block; may be called again."""
+        """Does not block. Once in a round, however often it is called."""
         self._sum.post()
 
     def has_ended(self) -> bool:
         """Whether `exchange` would not block. After `post`."""
         return self._sum.poll()
 
-    def exchange(self) -> tuple[list[tuple[int, ...]], list[int], set[int]] | None:
-        """The positions and their ranks, without joined ranks, and the optimizers that any rank has
-        begun; None if the exchange failed. Blocks; may be called again."""
+    def exchange(self) -> tuple[list[tuple[Any, ...]], list[int], set[int]] | None:
+        """The positions, with errors in words, and their ranks, without joined ranks, and the
+        optimizers that any rank has begun; None if the exchange failed. Blocks."""
         self._sum.post()
         if self._sum.wait() is not None:
             return None
@@ -123,7 +127,8 @@ class PositionExchange:
         by_rank = self._sum.numbers.view(-1, _EACH).tolist()
         for rank, (is_there, *numbers) in zip(self._team.ranks, by_rank, strict=True):
             if is_there:
-                positions.append(tuple(numbers[:_POSITION]))
+                error = bytes(numbers[_POSITION:][:_ERROR_BYTES]).rstrip(b"\0").decode()
+                positions.append((*numbers[: _POSITION - 1], error))
                 ranks.append(rank)
-                begun |= {number - 1 for number in numbers[_POSITION:] if number}
+                begun |= {number - 1 for number in numbers[_POSITION + _ERROR_BYTES :] if number}
         return positions, ranks, begun

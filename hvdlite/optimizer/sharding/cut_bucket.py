@@ -88,7 +88,7 @@ class CutBucket(Bucket):
         else:
             texts = [run.wait() for run in self.runs]
         text = next((text for text in texts if text is not None), None)
-        if text is None and not self.divided:
+        if text is None:
             self._unload()
         return text
 
