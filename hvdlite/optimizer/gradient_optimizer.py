@@ -79,7 +79,7 @@ class GradientOptimizer(Wrapper):
                 )
             self._finish()
         else:
-            reducer.settle()
+            reducer.refuse_raised(of_round=True)
             if reducer.has_added():
                 reducer.finish()
             require_reduced_weights(reducer)

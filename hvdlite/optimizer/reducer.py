@@ -174,8 +174,7 @@ class Reducer:
             HorovodInternalError: The reduction failed.
         """
         self.forget_skipped_step()
-        if self._gave_up or self._has_raised():
-            self._refuse()
+        self.refuse_raised()
         if self.round is None:
             if self.step.communicated and not self.step.has_unreduced and not self.has_added():
                 return
@@ -197,6 +196,16 @@ class Reducer:
         if backward is None or self.in_backward():
             return self._step_raised
         return backward.reduces or not of_round
+
+    @folded
+    def refuse_raised(self, of_round: bool = False) -> None:
+        """Before a step with what the last backward pass has left. of_round: as in `_has_raised`.
+
+        Raises:
+            RuntimeError: That, or the reduction, has raised, on all ranks; see `settle`.
+        """
+        if self._gave_up or self._has_raised(of_round):
+            self._refuse()
 
     def _give_up_round(self) -> None:
         if self.round is None:
