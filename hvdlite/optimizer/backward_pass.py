@@ -19,7 +19,7 @@ class BackwardPass:
     reentrant checkpoint) is one of its own."""
 
     def __init__(
-        self, at_end: Callable[[], None], raised: Callable[[object], None], reduces: bool
+        self, at_end: Callable[[], None], raised: Callable[[object], None], reduces: bool = False
     ) -> None:
         """at_end: called by autograd when all gradients are there, unless the backward raises.
         raised: called if the backward has raised, provided this object still lives. reduces:
