@@ -110,11 +110,7 @@ def _reached(reducer: Reducer) -> list[Reducer]:
         each
         for each in alive
         if each is reducer
-        or (
-            each.round is not None
-            and task is not None
-            and each.task_of_backward() == task
-        )
+        or (each.round is not None and task is not None and each.task_of_backward() == task)
     ]
     return sorted(reached, key=lambda each: each.age)
 
