@@ -8,8 +8,8 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.optimizer.sharding.state_dicts import MARK
+from tests.optimizer.sharding.cuts import assert_same_state
 from tests.optimizer.sharding.models import OPTIMIZERS, differences, groups_of, odd
-from tests.optimizer.sharding.test_state_dicts import assert_same_state
 
 SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
 

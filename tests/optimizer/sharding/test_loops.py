@@ -200,7 +200,7 @@ def steps_many(shard, shared, steps):
     def counted():
         gc.collect()
         hvd.barrier()
-        views = len(optimizer._hvdlite_update._views)
+        views = len(optimizer._hvdlite_states._views)
         return len(gc.get_objects()), file_descriptors(), views, mapped_kib()
 
     round_of_steps(150)

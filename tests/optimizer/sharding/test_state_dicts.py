@@ -9,17 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.optimizer.sharding.cut import Part
-from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, whole_state
+from hvdlite.optimizer.sharding.division import Part
+from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, shaped_state
 from hvdlite.optimizer.sharding.state_dicts import (
     MARK,
-    Sharding,
     ShardStateDict,
-    full_states,
     loaded,
     shard_state_dict,
 )
 from tests.optimizer.sharding import cuts
+from tests.optimizer.sharding.cuts import assert_same_state
 
 KINDS = {
     "Adam": lambda params: torch.optim.Adam(params),
@@ -34,46 +33,21 @@ KINDS = {
 }
 
 
-def assert_same_state(states, wanted):
-    assert states.keys() == wanted.keys()
-    for index, state in states.items():
-        assert state.keys() == wanted[index].keys()
-        for key, value in state.items():
-            expected = wanted[index][key]
-            assert same(value, expected), (index, key, value, expected)
-            if isinstance(value, torch.Tensor):
-                assert Whole.of(key, value).steps == Whole.of(key, expected).steps
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.data(), cuts.shapes, st.sampled_from(list(KINDS)))
-def test_cutting_and_uniting_are_inverse(data, shapes, kind):
-    transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
-    params = cuts.params_of(shapes, transposed)
+def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, kind):
+    params = cuts.params_of(shapes, data.draw(st.sets(st.integers(0, len(shapes) - 1))))
     wholes = cuts.wholes_of(params)
     full = cuts.trained(params, KINDS[kind]).state_dict()
-    shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
-    wanted = {index: state for index, state in full["state"].items() if state}
-    assert_same_state(dict(full_states(shards)), wanted)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.data(), cuts.shapes)
-def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes):
-    params = cuts.params_of(shapes)
-    wholes = cuts.wholes_of(params)
-    full = cuts.trained(params, KINDS["Adam"]).state_dict()
     shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
     # As if the parameters of the second training had another memory format.
     transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
     wholes = cuts.wholes_of(cuts.params_of(shapes, transposed))
-    cut = data.draw(cuts.cuts(wholes))
     order = data.draw(st.permutations(shards))
-    for owner in range(len(cut)):
-        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
-        from_shards, from_full = loaded(order, own), loaded(full, own)
-        assert_same_state(dict(enumerate(from_shards.states)), dict(enumerate(from_full.states)))
-        assert from_shards.groups == from_full.groups
+    for own in cuts.shardings(wholes, data.draw(cuts.cuts(wholes))):
+        (_, groups, found), (_, options, expected) = loaded(order, own), loaded(full, own)
+        assert_same_state(dict(enumerate(found)), dict(enumerate(expected)))
+        assert groups == options
 
 
 @settings(deadline=None, max_examples=50)
@@ -84,23 +58,19 @@ def test_a_rank_needs_only_the_shards_that_have_its_elements(data, shapes):
     full = cuts.trained(params, KINDS["Adam"]).state_dict()
     before = data.draw(cuts.cuts(wholes))
     shards = cuts.shards_of(full, before, wholes)
-    cut = data.draw(cuts.cuts(wholes))
     left_out = data.draw(st.integers(0, len(shards) - 1))
-    for owner, parts in enumerate(cut):
+    rest = shards[:left_out] + shards[left_out + 1 :]
+    for own in cuts.shardings(wholes, data.draw(cuts.cuts(wholes))):
         needs = any(
             each.index == part.index and each.begin < part.end and part.begin < each.end
             for each in before[left_out]
-            for part in parts
+            for part in own.division.own
         )
-        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
-        rest = shards[:left_out] + shards[left_out + 1 :]
         if needs and rest:
             with pytest.raises(ValueError, match=f"of {len(before)}, and owner {left_out} has"):
                 loaded(rest, own)
         elif rest:
-            assert_same_state(
-                dict(enumerate(loaded(rest, own).states)), dict(enumerate(loaded(full, own).states))
-            )
+            assert same(loaded(rest, own)[2], loaded(full, own)[2])
 
 
 def test_the_elements_of_a_part_are_counted_in_the_order_of_memory():
@@ -121,7 +91,7 @@ def test_a_part_of_one_element_does_not_make_a_number_of_a_tensor():
         (Part(0, 0, 1), {"buffer": torch.tensor([1.0]), "count": count}),
         (Part(0, 1, 3), {"buffer": torch.tensor([2.0, 3.0]), "count": count}),
     ]
-    state = whole_state(pieces, whole)
+    state = shaped_state(recut(pieces, whole, 0, 3), whole)
     assert state["buffer"].tolist() == [1.0, 2.0, 3.0]
     assert state["count"].tolist() == [7.0]
 
@@ -157,12 +127,7 @@ def case(owners=3, make=KINDS["Adam"]):
     full = cuts.trained(params, make).state_dict()
     cut = cuts.halves(wholes, owners)
     shards = cuts.shards_of(full, cut, wholes)
-    return (
-        params,
-        full,
-        shards,
-        [Sharding("Adam", wholes, (2,), cut, owner) for owner in range(owners)],
-    )
+    return params, full, shards, cuts.shardings(wholes, cut)
 
 
 def test_a_shard_survives_a_file_that_is_read_with_weights_only():
@@ -173,9 +138,9 @@ def test_a_shard_survives_a_file_that_is_read_with_weights_only():
     read = torch.load(file, weights_only=True)["optimizer"]
     assert type(read) is ShardStateDict
     assert read[MARK] == shards[1][MARK]
-    found = loaded(read, own[1])
-    assert_same_state(dict(enumerate(found.states)), dict(enumerate(loaded(full, own[1]).states)))
-    assert found.groups[0]["lr"] == 0.001
+    _, groups, states = loaded(read, own[1])
+    assert same(states, loaded(full, own[1])[2])
+    assert groups[0]["lr"] == 0.001
 
 
 def test_a_plain_optimizer_refuses_a_shard_in_plain_words():
@@ -194,7 +159,7 @@ def test_a_plain_optimizer_refuses_a_shard_of_which_a_framework_made_a_plain_dic
 
 def test_a_plain_dict_of_a_shard_loads_as_the_shard():
     _, _, shards, own = case()
-    assert loaded(dict(shards[1]), own[1]).states[0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert loaded(dict(shards[1]), own[1])[2][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def refused(given, own):
@@ -219,10 +184,10 @@ def test_a_shard_of_another_number_of_ranks_asks_for_all_of_them():
 
 def test_a_rank_takes_the_cut_of_its_shard():
     _, _, shards, own = case()
-    other = dataclasses.replace(own[0], cut=(own[0].cut[1], own[0].cut[0], own[0].cut[2]))
-    found = loaded(shards[0], other)
-    assert found.sharding == own[0]
-    assert same(found.states, loaded(shards[0], own[0]).states)
+    other = dataclasses.replace(own[0], division=own[1].division)
+    division, _, states = loaded(shards[0], other)
+    assert division == own[0].division
+    assert same(states, loaded(shards[0], own[0])[2])
 
 
 def test_a_shard_of_another_order_of_memory_asks_for_all_of_them():
@@ -230,7 +195,7 @@ def test_a_shard_of_another_order_of_memory_asks_for_all_of_them():
     turned = cuts.wholes_of(cuts.params_of([(2, 3), (5,)], transposed={0}))
     other = dataclasses.replace(own[0], wholes=turned)
     assert "lay in memory in another order (memory_format)" in refused(shards[0], other)
-    assert same(loaded(shards, other).states, loaded(full, other).states)
+    assert same(loaded(shards, other)[2], loaded(full, other)[2])
 
 
 def test_the_shard_of_another_optimizer_is_refused():
@@ -282,7 +247,7 @@ def test_hosts_may_have_divided_the_state_in_different_ways():
     _, _, others, _ = case(2)
     for shard in (*shards, *others):
         shard[MARK]["in_hosts"] = True
-    assert same(loaded([*others, *shards], own[1]).states, loaded(full, own[1]).states)
+    assert same(loaded([*others, *shards], own[1])[2], loaded(full, own[1])[2])
 
 
 def test_a_newer_format_is_refused_with_both_versions():
@@ -307,13 +272,12 @@ def test_parameters_that_are_dealt_whole_keep_a_state_of_any_shape():
     cut = ((Part(1, 0, 4),), (Part(0, 0, 6),))
     states = [{"row": torch.ones(2), "step": 3}, {"momentum": torch.ones(4)}]
     groups = [{"lr": 0.1, "params": [0, 1]}]
-    own = [Sharding("Muon", wholes, (2,), cut, owner, dealt_whole=True) for owner in (0, 1)]
+    own = cuts.shardings(wholes, cut, dealt_whole=True)
+    full = {"state": dict(enumerate(states)), "param_groups": groups}
     shards = [
-        shard_state_dict(own[0], groups, [states[1]]),
-        shard_state_dict(own[1], groups, [states[0]]),
+        shard_state_dict(each, full, [states[index]])
+        for each, index in zip(own, (1, 0), strict=True)
     ]
-    full = {"state": dict(full_states(shards)), "param_groups": groups}
-    assert_same_state(full["state"], {0: states[0], 1: states[1]})
     for saved in (shards[1], shards[::-1], full):
-        assert same(loaded(saved, own[1]).states, [states[0]])
+        assert same(loaded(saved, own[1])[2], [states[0]])
     assert "owner 1 has them" in refused(shards[:1], own[1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.optimizer.sharding import whole_again
+from hvdlite.optimizer.sharding import arrivals
 from tests.optimizer.sharding.models import batch, odd
 
 SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
@@ -120,9 +120,9 @@ def leaves_gradients(shard):
         assert all(moved)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(saved, x)
-    unions = optimizer._hvdlite_update._whole_again._transfers
+    unions = optimizer._hvdlite_update._arrivals
     assert unions
-    assert all(type(union) is whole_again.UnionInPlace for union in unions)
+    assert all(type(union) is arrivals.UnionInPlace for union in unions)
     everyones = hvd.allgather_object([p.detach() for p in net.parameters()])
     assert all(map(torch.equal, everyones[0], everyones[-1]))
 
