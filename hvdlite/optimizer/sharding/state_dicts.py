@@ -143,11 +143,7 @@ def shard_state_dict(
     return ShardStateDict({**saved, "state": state, "param_groups": options, MARK: sharding.mark()})
 
 
-def is_shard(given: object) -> bool:
-    return isinstance(given, Mapping) and MARK in given
-
-
-def loaded(given: object, own: Sharding) -> tuple[Division, list[dict[str, Any]], list[State]]:
+def loaded(given: Any, own: Sharding) -> tuple[Division, list[dict[str, Any]], list[State]]:
     """What this rank takes from a state dict of one process, from its own shard, or from a list of
     shards that together have what it needs: whose parts these are (its own division, or that of its
     shard), the options of the parameter groups, and the state of each part, empty where there is
@@ -157,19 +153,25 @@ def loaded(given: object, own: Sharding) -> tuple[Division, list[dict[str, Any]]
         ValueError: It is of another optimizer or model, another rank's shard, one of another
             number of them, or elements are missing.
     """
-    if isinstance(given, Mapping) and MARK in given:
-        return _from_own_shard(given, own)
-    if isinstance(given, Mapping):
-        return own.division, *_from_full(given, own)
-    if isinstance(given, (list, tuple)) and given and all(map(is_shard, given)):
-        return own.division, _options(given[0]), _from_shards(given, own)
-    raise ValueError(
-        f"load_state_dict({type(given).__name__}): expected what optimizer.state_dict() or "
-        "full_state_dict() has returned, or a list of the first, from all ranks"
-    )
+    division, first = own.division, given
+    if isinstance(given, (list, tuple)) and given and all(map(_is_shard, given)):
+        states, first = _from_shards(given, own), given[0]
+    elif _is_shard(given):
+        division, states = _from_own_shard(given, own)
+    elif isinstance(given, Mapping):
+        states = _from_full(given, own)
+    else:
+        raise ValueError(
+            f"load_state_dict({type(given).__name__}): expected what optimizer.state_dict() or "
+            "full_state_dict() has returned, or a list of the first, from all ranks"
+        )
+    options = [dict(group) for group in first["param_groups"]]
+    for group in options:
+        group.pop("params", None)
+    return division, options, states
 
 
-def _from_full(given: Mapping[str, Any], own: Sharding) -> tuple[list[dict[str, Any]], list[State]]:
+def _from_full(given: Mapping[str, Any], own: Sharding) -> list[State]:
     if "param_groups" not in given or "state" not in given:
         raise ValueError(
             "load_state_dict: the state dict has no 'state' and 'param_groups' (full_state_dict() "
@@ -184,12 +186,10 @@ def _from_full(given: Mapping[str, Any], own: Sharding) -> tuple[list[dict[str, 
         if not own.dealt_whole:
             state = part_of_state(state, own.wholes[part.index], part.begin, part.end)
         states.append(dict(state))
-    return _options(given), states
+    return states
 
 
-def _from_own_shard(
-    given: Mapping[str, Any], own: Sharding
-) -> tuple[Division, list[dict[str, Any]], list[State]]:
+def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> tuple[Division, list[State]]:
     saved = Sharding.of(given)
     _check_model(saved, own)
     of_all = (
@@ -211,7 +211,7 @@ def _from_own_shard(
             "the parameters lay in memory in another order (memory_format) when the shard was "
             f"saved: {of_all}"
         )
-    return saved.division, _options(given), [dict(state) for _, state in _pieces(given, saved)]
+    return saved.division, [dict(state) for _, state in _pieces(given, saved)]
 
 
 def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> list[State]:
@@ -261,6 +261,10 @@ def _state_of(part: Part, pieces: Sequence[Piece], saved: Sharding, own: Shardin
     return recut(pieces, there, part.begin, part.end)
 
 
+def _is_shard(given: object) -> bool:
+    return isinstance(given, Mapping) and MARK in given
+
+
 def _pieces(shard: Mapping[str, Any], saved: Sharding) -> list[Piece]:
     """The parts of a shard with their states."""
     return [
@@ -274,13 +278,6 @@ def _numbers(parts: Sequence[Part]) -> list[list[int]]:
 
 def _parts(numbers: Sequence[Sequence[int]]) -> tuple[Part, ...]:
     return tuple(Part(*each) for each in numbers)
-
-
-def _options(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in given["param_groups"]
-    ]
 
 
 def _check_model(saved: Sharding, own: Sharding) -> None:

@@ -5,6 +5,8 @@ from torch import nn
 
 import hvdlite as hvd
 
+SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
+
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.05}),
     "momentum": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
@@ -59,6 +61,11 @@ def groups_of(net, **options):
     """Two groups with options of their own."""
     params = list(net.parameters())
     return [{"params": params[::2]}, {"params": params[1::2], "lr": options.get("lr", 1) / 3}]
+
+
+def optimizer_of(name, net):
+    kind, options = OPTIMIZERS[name]
+    return kind(groups_of(net, **options), **options)
 
 
 def differences(net, other):

@@ -1,15 +1,21 @@
 """Sharded training gives the bits of unsharded training, in every step."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
 
 import hvdlite as hvd
-from tests.optimizer.sharding.models import OPTIMIZERS, batch, differences, groups_of, odd
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
-
+from tests.optimizer.sharding.alike import train_alike
+from tests.optimizer.sharding.models import (
+    OPTIMIZERS,
+    SMALL_BUCKETS,
+    batch,
+    differences,
+    odd,
+    optimizer_of,
+)
 
 # State of which each element of a parameter has one.
 BY_ELEMENT = {
@@ -18,32 +24,16 @@ BY_ELEMENT = {
 }
 
 
-def optimizer_of(name, net):
-    kind, options = OPTIMIZERS[name]
-    return kind(groups_of(net, **options), **options)
-
-
-def trains_alike(name, shard, shared=False, dtype_name="float32", steps=5, **arguments):
+def trains_alike(name, shard, shared=False, dtype_name="float32", **arguments):
     hvd.init()
     dtype = getattr(torch, dtype_name)
-    alone, net = odd(dtype), odd(dtype)
-    if shared:
-        hvd.share_parameters(net)
-    plain = hvd.DistributedOptimizer(optimizer_of(name, alone), **arguments)
-    cut = hvd.DistributedOptimizer(
-        optimizer_of(name, net), net.named_parameters(), shard=shard, **arguments
-    )
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (plain, cut)]
-    for step in range(steps):
-        for each, optimizer in ((alone, plain), (net, cut)):
-            optimizer.zero_grad()
-            each(batch(step, dtype)).square().mean().backward()
-            if shard and optimizer is cut:
-                assert all(param.grad is None for param in net.parameters())
-            optimizer.step()
-        assert differences(net, alone) == [], f"after step {step + 1}"
-        for scheduler in schedulers:
-            scheduler.step()
+
+    def loss(net, step):
+        return net(batch(step, dtype)).square().mean()
+
+    make = functools.partial(optimizer_of, name)
+    ways = {"shard": shard, "shared": shared, "steps": 5, **arguments}
+    _, cut = train_alike(odd(dtype), make, loss, **ways)
     count = sum(
         value.numel()
         for state in cut.state.values()

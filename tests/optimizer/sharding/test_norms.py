@@ -143,25 +143,17 @@ def test_clipping_of_torch_works_for_other_parameters(guarded):
         torch.nn.utils.clip_grad_norm_((p for p in []), 1.0)
 
 
-def test_parameters_are_given_back_when_their_optimizer_goes():
-    param = torch.nn.Parameter(torch.ones(3))
+def test_parameters_are_given_back_when_their_optimizer_goes_or_they_do():
+    param, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     owner = Owner()
-    clip_guard.guard([param], owner)
+    clip_guard.guard([param, other], owner)
     assert clip_guard.is_guarded(param)
     clip_guard.release([param])
     assert not clip_guard.is_guarded(param)
     clip_guard.guard([param], owner)
-    del owner
-    gc.collect()
-    assert not clip_guard.is_guarded(param)
-    assert torch.nn.utils.clip_grad_norm_([param], 1.0) == 0.0
-
-
-def test_the_guard_keeps_no_parameter_alive_and_forgets_it():
-    owner = Owner()
-    param = torch.nn.Parameter(torch.ones(3))
-    clip_guard.guard([param], owner)
     before = len(clip_guard._owners)
-    del param
+    del owner, other
     gc.collect()
     assert len(clip_guard._owners) == before - 1
+    assert not clip_guard.is_guarded(param)
+    assert torch.nn.utils.clip_grad_norm_([param], 1.0) == 0.0

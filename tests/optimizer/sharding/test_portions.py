@@ -11,9 +11,10 @@ import hvdlite as hvd
 from hvdlite.optimizer.sharding import division
 from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS, Part
 from hvdlite.optimizer.sharding.state_dicts import MARK
-from tests.optimizer.sharding.models import differences, odd
-from tests.optimizer.sharding.test_bits import optimizer_of, trains_alike
-from tests.optimizer.sharding.test_checkpoints import same_full, sharded, through_a_file, train
+from tests.optimizer.sharding.alike import same_full
+from tests.optimizer.sharding.models import differences, odd, optimizer_of
+from tests.optimizer.sharding.test_bits import trains_alike
+from tests.optimizer.sharding.test_checkpoints import sharded, through_a_file, train
 
 SIZE = 128  # elements of float32
 

@@ -5,9 +5,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.optimizer.sharding import arrivals
-from tests.optimizer.sharding.models import batch, odd
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
+from tests.optimizer.sharding.models import SMALL_BUCKETS, batch, odd
 
 
 def pair_of(make, shard=True, **options):
