@@ -71,27 +71,30 @@ class Move:
 
     def _exchanged(self, index: int, pieces: Sequence[Piece]) -> list[Piece]:
         """What this rank gets of one parameter. pieces: what it holds of it. Collective."""
+        import cloudpickle
+
         rows = [b""] * (self.process_set.size() or 1)
         for taker, member in enumerate(self.members):
-            parts = self._given(index, taker)
-            given = map(_in_host_memory, states_of(parts, pieces, self.wholes))
-            rows[member] = pickle.dumps(list(zip(parts, given, strict=True)))
+            rows[member] = cloudpickle.dumps(self._given(index, taker, pieces))
         name = renamed(self.name, f"{self.name}.elements")
         sent = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
         received, splits = alltoall(sent, list(map(len, rows)), name, self.process_set)
         came = [row.numpy().data for row in received.split(splits.tolist()) if len(row)]
         return [piece for row in came for piece in pickle.loads(row)]
 
-    def _given(self, index: int, taker: int) -> list[Part]:
+    def _given(self, index: int, taker: int, pieces: Sequence[Piece]) -> list[Piece]:
         """What this rank gives to another owner: what that wants of a parameter, and has not."""
         has = parts_of(index, self.held[taker])
-        return [
-            common
-            for wanted in parts_of(index, self.wanted[taker])
-            if taker != self.owner and wanted not in has
-            for part in parts_of(index, self.held[self.owner])
-            if (common := part.common(wanted)) is not None
-        ]
+        given: list[Piece] = []
+        for wanted in parts_of(index, self.wanted[taker]):
+            for part, state in pieces if taker != self.owner and wanted not in has else ():
+                if (common := part.common(wanted)) is not None:
+                    # With its neighbours: one element does not tell a cut tensor from a number.
+                    begin, end = max(part.begin, common.begin - 1), min(part.end, common.end + 1)
+                    wider = Part(index, begin, end)
+                    (cut,) = states_of([wider], [(part, state)], self.wholes)
+                    given.append((wider, _in_host_memory(cut)))
+        return given
 
 
 def _in_host_memory(state: State, copy: bool = False) -> State:

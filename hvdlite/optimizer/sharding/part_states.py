@@ -199,7 +199,7 @@ class PartStates:
         before = Division(
             tuple(map(present, held.cut)), frozenset(undivided | new), present(held.own)
         )
-        self.params = params
+        self.params, self._division = params, None
         after = self._divided(before, set(range(len(params))) - new, None)
         self._recut(before, after)
         return after

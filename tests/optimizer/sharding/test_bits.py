@@ -1,6 +1,5 @@
 """Sharded training gives the bits of unsharded training, in every step."""
 
-import contextlib
 import functools
 
 import pytest
@@ -97,34 +96,6 @@ ARGUMENTS = {
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_with_other_arguments_it_has_the_bits_of_the_unsharded_one(world, arguments):
     world.run(trains_alike, "Adam", True, **ARGUMENTS[arguments])
-
-
-def accumulates(how):
-    hvd.init()
-    alone, net = odd(), odd()
-    passes = 2 if how == "backward_passes_per_step" else 1
-    optimizers = [
-        hvd.DistributedOptimizer(
-            torch.optim.Adam(each.parameters()), backward_passes_per_step=passes, shard=shard
-        )
-        for each, shard in ((alone, False), (net, True))
-    ]
-    for step in range(3):
-        for each, optimizer in zip((alone, net), optimizers, strict=True):
-            optimizer.zero_grad()
-            for number in range(2):
-                is_last = number == 1 or how != "no_sync"
-                with contextlib.nullcontext() if is_last else optimizer.no_sync():
-                    each(batch(2 * step + number)).square().mean().backward()
-            optimizer.step()
-        assert differences(net, alone) == []
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.mpis("mpich")
-@pytest.mark.parametrize("how", ["no_sync", "backward_passes_per_step"])
-def test_several_backwards_have_the_bits_of_the_unsharded_ones(world, how):
-    world.run(accumulates, how)
 
 
 def only_some():

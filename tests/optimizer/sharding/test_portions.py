@@ -1,6 +1,5 @@
 """What the wrapped optimizer is given at a time: portions of what a rank owns."""
 
-import contextlib
 import copy
 import itertools
 
@@ -12,21 +11,11 @@ from hvdlite.optimizer.sharding import division
 from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS, Part
 from hvdlite.optimizer.sharding.state_dicts import MARK
 from tests.optimizer.sharding.alike import same_full
-from tests.optimizer.sharding.models import differences, odd, optimizer_of
+from tests.optimizer.sharding.models import differences, odd, optimizer_of, portions_of
 from tests.optimizer.sharding.test_bits import trains_alike
 from tests.optimizer.sharding.test_checkpoints import sharded, through_a_file, train
 
 SIZE = 128  # elements of float32
-
-
-@contextlib.contextmanager
-def portions_of(elems):
-    """Inside, portions have about so many elements of float32."""
-    before, division.PORTION_BYTES = division.PORTION_BYTES, 4 * elems // torch.get_num_threads()
-    try:
-        yield
-    finally:
-        division.PORTION_BYTES = before
 
 
 # ---- the cuts ----
