@@ -205,7 +205,7 @@ def DistributedOptimizer(
         return of_deltas
     shards = update = None
     if divides:
-        shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
+        shards = Shards(type(optimizer), shard, process_set)
     reducer = Reducer(
         lambda: optimizer.param_groups,
         names,
@@ -228,8 +228,8 @@ def DistributedOptimizer(
     if shards is None:
         result: Any = wrap(optimizer, GradientOptimizer, **own)
     else:
-        update = Update(shards, Watching(model) if model is not None else None)
-        states = PartStates(shards, update, names.of)
+        states = PartStates(shards, optimizer, names.of)
+        update = Update(shards, states, Watching(model) if model is not None else None)
         own |= {"_hvdlite_update": update, "_hvdlite_states": states}
         result = wrap(optimizer, ShardedOptimizer, **own)
         if shard:

@@ -11,10 +11,10 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 
+from hvdlite.collectives.handles import Waitable
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.world import world
@@ -23,38 +23,52 @@ from hvdlite.world.process import exits
 log = logging.getLogger("hvdlite")
 
 
-class Transfer(Protocol):
-    """What brings the values."""
-
-    def start(self) -> None:
-        """Does not block."""
-
-    def wait(self) -> str | None:
-        """Blocks until the values are there. Returns the text of the failure, or None. May be
-        called again, also after an interruption."""
-
-
 class Arrival:
-    """Parameters that come together."""
+    """Parameters that come together, by one operation in each update. Subclasses post it and write
+    the values."""
 
-    def __init__(self, params: Sequence[torch.Tensor], transfer: Transfer, name: str) -> None:
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
         self.params = params
-        self.transfer = transfer
-        self._name = name
-        # Several threads may read at once. Reentrant, as a signal's handler may read, or raise just
-        # before it is released.
+        # Of this update; and, when it is over, the text of its failure.
+        self._operation: Waitable | None = None
+        self._is_over = False
+        self._text: str | None = None
+        # Several threads may read at once. Reentrant, as a signal's handler may read.
         self._lock = threading.RLock()
 
-    def finish(self) -> str | None:
-        """Blocks until the parameters are whole. Returns the text of the failure, or None."""
-        if waits.observed():
-            with waits.waiting(f"hvdlite::{self._name} waits for its parameters"):
-                return self._finish()
-        return self._finish()
+    def reset(self) -> None:
+        """An update begins."""
+        self._operation, self._is_over, self._text = None, False, None
 
-    def _finish(self) -> str | None:
+    def start(self) -> None:
+        """Does not block. Does nothing if it has started in this update."""
+        if self._operation is None:
+            self._operation = self._post()
+
+    def finish(self) -> str | None:
+        """After `start`: blocks until the parameters are whole. Returns the text of the failure, or
+        None. After an interruption it goes on; when it is over, it returns the same at once."""
+        assert self._operation is not None
+        if waits.observed():
+            with waits.waiting(self._operation):
+                return self._finish(self._operation)
+        return self._finish(self._operation)
+
+    def _finish(self, operation: Waitable) -> str | None:
         with self._lock, torch.no_grad():
-            return self.transfer.wait()
+            if not self._is_over:
+                self._text = operation.wait()
+                if self._text is None:
+                    self._write()
+                self._is_over = True
+            return self._text
+
+    def _post(self) -> Waitable:
+        """Starts to send what this rank has updated."""
+        raise NotImplementedError
+
+    def _write(self) -> None:
+        """The operation has ended well. May be called again."""
 
 
 # By id, the parameters on the way. An arrival keeps its parameters, and so their ids.
@@ -65,7 +79,6 @@ _exit_is_watched = False
 def add(arrivals: Iterable[Arrival]) -> None:
     """They have started. May be called again."""
     _watch_the_end()
-    # In one call into C: no signal's exception finds half of it done.
     by_param.update({id(param): arrival for arrival in arrivals for param in arrival.params})
 
 

@@ -10,9 +10,9 @@ waiting. So once it has traced a read, no step leaves parameters on the way any 
 
 from __future__ import annotations
 
-import copy
+import functools
 import logging
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -45,6 +45,20 @@ def _note_compiling() -> None:
 _note_compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a dict that waits for all parameters in it first."""
+
+    @functools.wraps(method)
+    def waiting(self: dict[str, Any], *args: Any) -> Any:
+        if is_dynamo_compiling():
+            _note_compiling()
+        elif by_param:
+            on_the_way.wait_for(param for param in dict.values(self) if param is not None)
+        return method(self, *args)
+
+    return waiting
+
+
 class WatchedParameters(dict[str, Any]):
     """Writes are those of a dict."""
 
@@ -58,61 +72,22 @@ class WatchedParameters(dict[str, Any]):
             on_the_way.wait_for_arrival(arrival)
         return param
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self._wait()
-        return dict.get(self, name, default)
-
-    def _wait(self) -> None:
-        if is_dynamo_compiling():
-            _note_compiling()
-        elif by_param:
-            on_the_way.wait_for(param for param in dict.values(self) if param is not None)
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        self._wait()
-        return dict.items(self)
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        self._wait()
-        return dict.values(self)
+    get = _waiting(dict.get)
+    items = _waiting(dict.items)
+    values = _waiting(dict.values)
+    pop = _waiting(dict.pop)
+    popitem = _waiting(dict.popitem)
+    setdefault = _waiting(dict.setdefault)
+    copy = _waiting(dict.copy)
+    __or__ = _waiting(dict.__or__)
+    __ror__ = _waiting(dict.__ror__)
+    __repr__ = _waiting(dict.__repr__)
 
     def __iter__(self) -> Iterator[str]:
         # A class with an iterator of its own is copied (`dict(x)`, `{**x}`, `y.update(x)`) by
         # `__getitem__`, and not behind its back.
         return dict.__iter__(self)
 
-    def pop(self, name: str, *default: Any) -> Any:
-        self._wait()
-        return dict.pop(self, name, *default)
-
-    def popitem(self) -> tuple[str, Any]:
-        self._wait()
-        return dict.popitem(self)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        self._wait()
-        return dict.setdefault(self, name, default)
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self.items())
-
-    __copy__ = copy
-
-    def __or__(self, other: Any) -> Any:
-        return self.copy() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self.copy()
-
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        memo[id(self)] = result
-        for name, param in self.items():
-            result[name] = copy.deepcopy(param, memo)
-        return result
-
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # For copies and pickles, which are ordinary dicts.
         return dict, (), None, None, iter(self.items())

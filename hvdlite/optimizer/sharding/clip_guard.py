@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 # In torch before 2.6 there is no _clip_grads_with_norm_ (torch.nn.utils.clip_grads_with_norm_).
 _GUARDED = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 
-# By a parameter's id: the parameter and the object that shards its gradients. A parameter is
-# guarded while both are alive.
-_sharded: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Any]]] = {}
-_is_installed = False
+# By a parameter, the object that shards its gradients. A parameter is guarded while both are alive.
+_owners: Any = WeakTensorKeyDictionary()
 
 
 def guard(params: Iterable[torch.Tensor], owner: object) -> None:
@@ -26,46 +25,34 @@ def guard(params: Iterable[torch.Tensor], owner: object) -> None:
     lives and until `release`."""
     _install()
     for param in params:
-        key = id(param)
-        _sharded[key] = (weakref.ref(param, functools.partial(_forget, key)), weakref.ref(owner))
+        _owners[param] = weakref.ref(owner)
 
 
 def release(params: Iterable[torch.Tensor]) -> None:
     """Lets torch's functions clip these parameters again."""
     for param in params:
-        _sharded.pop(id(param), None)
+        _owners.pop(param, None)
 
 
 def is_guarded(param: object) -> bool:
-    entry = _sharded.get(id(param))
-    return entry is not None and entry[0]() is param and entry[1]() is not None
+    owner = _owners.get(param) if isinstance(param, torch.Tensor) else None
+    return owner is not None and owner() is not None
 
 
-def _forget(key: int, reference: weakref.ref[torch.Tensor]) -> None:
-    # The id may be that of a new parameter by now.
-    if _sharded.get(key, (None,))[0] is reference:
-        del _sharded[key]
-
-
+@functools.cache
 def _install() -> None:
-    global _is_installed
-    if _is_installed:
-        return
-    _is_installed = True
     for name in _GUARDED:
         function = getattr(clip_grad, name, None)
-        if function is None:
-            continue
         cell = _cell_of_inner(function)
         if cell is not None:
             # Every name that a program has imported leads to this cell, whenever it did so.
-            cell.cell_contents = _guarded(cell.cell_contents, name)
-            continue
-        replacement = _guarded(function, name)
-        for module in (clip_grad, torch.nn.utils):
-            for alias, value in list(vars(module).items()):
-                if value is function:
-                    setattr(module, alias, replacement)
+            cell.cell_contents = _guarded(cell.cell_contents, name.lstrip("_"))
+        elif function is not None:
+            replacement = _guarded(function, name.lstrip("_"))
+            for module in (clip_grad, torch.nn.utils):
+                for alias, value in list(vars(module).items()):
+                    if value is function:
+                        setattr(module, alias, replacement)
 
 
 def _cell_of_inner(function: Any) -> Any:
@@ -78,28 +65,20 @@ def _cell_of_inner(function: Any) -> Any:
 
 
 def _guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    public = name.lstrip("_")
+    by_value = ", or clip optimizer.sharded_grad(param).clamp_(-value, value)"
 
     @functools.wraps(function)
     def guarded(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(parameters, torch.Tensor):
-            given = list(parameters)
-            # torch warns of an empty generator, and not of an empty list.
-            is_generator = isinstance(parameters, types.GeneratorType)
-            parameters = (param for param in given) if is_generator else given
-        else:
-            given = [parameters]
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(map(is_guarded, given)):
             raise RuntimeError(
-                f"torch.nn.utils.{public} can't clip these parameters: their gradients are sharded "
+                f"torch.nn.utils.{name} can't clip these parameters: their gradients are sharded "
                 "by DistributedOptimizer(shard=...), so .grad is None, and each rank has parts "
                 "only. Call the optimizer's clip_grad_norm_(max_norm) instead, on every rank"
-                + (
-                    ", or clip optimizer.sharded_grad(param).clamp_(-value, value)"
-                    if "value" in public
-                    else ""
-                )
+                + (by_value if "value" in name else "")
             )
-        return function(parameters, *args, **kwargs)
+        # torch warns of an empty generator, and not of an empty list.
+        is_generator = isinstance(parameters, types.GeneratorType)
+        return function((param for param in given) if is_generator else given, *args, **kwargs)
 
     return guarded

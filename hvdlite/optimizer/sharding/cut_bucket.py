@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import starmap
 
 import torch
 
 from hvdlite import _core
 from hvdlite.compression import Compressor
-from hvdlite.observe import waits
 from hvdlite.ops import DTYPES, ReduceOp
 from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.positions import ELEMS as POSITION_ELEMS
 from hvdlite.optimizer.buckets.slot import Slot
-from hvdlite.optimizer.sharding.memory import has_gaps
 from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
@@ -60,37 +57,26 @@ class CutBucket(Bucket):
         if self.plans:
             return
         self.weighs = weighs
-        made = (
-            (name, self.wire, self.form, self.weighted_elems()),
-            (own_name(name, "tail", "what goes with {}"), self.tail, _core.PLAN_WHOLE, 0),
-        )
-        # One call makes and stores both: no signal's exception can come in between.
-        self.plans.extend(
-            starmap(
-                team.plan,
-                [
-                    (
-                        *(label, DTYPES[memory.dtype], op, memory.data_ptr(), memory.data_ptr()),
-                        *(memory.numel(), prescale, post, memory, form, -1, None, weighted),
-                    )
-                    for label, memory, form, weighted in made
-                ],
+        tail_name = own_name(name, "tail", "what goes with {}")
+        self.plans += [
+            team.plan(
+                *(label, DTYPES[memory.dtype], op, memory.data_ptr(), memory.data_ptr()),
+                *(memory.numel(), prescale, post, memory),
+                form=form,
+                weighted=weighted,
             )
-        )
+            for label, memory, form, weighted in (
+                (name, self.wire, self.form, self.weighted_elems()),
+                (tail_name, self.tail, _core.PLAN_WHOLE, 0),
+            )
+        ]
 
     def memories(self) -> Sequence[torch.Tensor]:
         return self.wire, self.tail
 
     def wait(self) -> str | None:
-        if waits.observed():
-            with waits.waiting(self.runs[0]):
-                texts = [run.wait() for run in self.runs]
-        else:
-            texts = [run.wait() for run in self.runs]
-        text = next((text for text in texts if text is not None), None)
-        if text is None:
-            self._unload()
-        return text
+        texts = super().wait(), self.runs[1].wait()
+        return texts[0] or texts[1]
 
     def reduced(self) -> Sequence[torch.Tensor]:
         assert self._team is not None
@@ -106,8 +92,3 @@ class CutBucket(Bucket):
         # A complex number is never cut in two, as all cuts are at cache lines.
         assert all(end % 2 == 0 or end == wire.numel() for _, end in ranges)
         return [(begin // 2, -(-end // 2)) for begin, end in ranges]
-
-
-def can_be_cut(param: torch.Tensor) -> bool:
-    """Whether its gradient's place has the order of its memory."""
-    return not has_gaps(param)

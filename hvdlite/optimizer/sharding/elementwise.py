@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import torch
 
-_KNOWN = frozenset(
-    (
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.Adagrad,
-        torch.optim.Adadelta,
-        torch.optim.ASGD,
-    )
-)
+_NAMES = "SGD Adam AdamW NAdam RAdam Adamax RMSprop Rprop Adagrad Adadelta ASGD"
+_KNOWN = frozenset(getattr(torch.optim, name) for name in _NAMES.split())
 
 
 def is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:

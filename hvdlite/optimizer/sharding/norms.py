@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 
@@ -56,38 +55,9 @@ def total_norm(
     return total
 
 
-def clip_grad_norm_(
-    grads: Sequence[tuple[int, torch.Tensor]],
-    params: Sequence[torch.Tensor],
-    everyones: Callable[[torch.Tensor], torch.Tensor],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-) -> torch.Tensor:
-    """Multiplies this rank's parts in place by what brings the norm of all gradients down to
-    `max_norm`. Collective by `everyones`, which gathers the rows of all owners, in the same order
-    on every rank.
-
-    Returns:
-        The norm before clipping: the same bits on every rank.
-
-    Raises:
-        RuntimeError: The norm is not finite, with `error_if_nonfinite`; on every rank, with the
-            gradients unchanged.
-    """
-    norm_type, max_norm = float(norm_type), float(max_norm)
-    with torch.no_grad():
-        total = total_norm(everyones(rows_of_norms(grads, norm_type)), params, norm_type)
-        if error_if_nonfinite and not bool(total.isfinite()):
-            raise RuntimeError(
-                f"the norm of order {norm_type:g} of all gradients is {total.item()}, so they "
-                "can't be clipped; error_if_nonfinite=False scales them all the same"
-            )
-        # The formula of torch.nn.utils.clip_grad_norm_.
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        by_device: dict[torch.device, Any] = {}
-        for _, grad in grads:
-            if grad.device not in by_device:
-                by_device[grad.device] = factor.to(grad.device)
-            grad.mul_(by_device[grad.device])
-    return total
+def scale_to(max_norm: float, total: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:
+    """Multiplies gradients in place by what brings the norm of all, `total`, down to `max_norm`."""
+    # The formula of torch.nn.utils.clip_grad_norm_.
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for grad in grads:
+        grad.mul_(factor.to(grad.device))

@@ -1,4 +1,4 @@
-"""Cuts the state of a parameter into parts, and puts parts together again.
+"""Cuts the state of a parameter into parts, and joins parts.
 
 An element-wise optimizer's state of a part has tensors of the part's elements, one dimension in the
 order of memory, and values that hold for the whole parameter (the number of steps).
@@ -7,15 +7,17 @@ order of memory, and values that hold for the whole parameter (the number of ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 
-from hvdlite.optimizer.sharding.cut import Part
+from hvdlite.optimizer.sharding.division import Part
+from hvdlite.optimizer.sharding.memory import has_gaps, laid_out_as
 
 State = dict[str, Any]
+Piece = tuple[Part, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Whole:
 
     @classmethod
     def of(cls, name: str, param: torch.Tensor) -> Whole:
-        stride = param.stride() if is_dense(param) else torch.empty_like(param).stride()
+        stride = torch.empty_like(param).stride() if has_gaps(param) else param.stride()
         return cls(name, tuple(param.shape), tuple(stride))
 
     @property
@@ -52,15 +54,24 @@ class MissingElements(ValueError):
         self.begin, self.end = begin, end
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its memory has no gaps: some order of the dimensions makes it contiguous."""
-    steps = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return not tensor.numel() or tensor.numel() == 1 + sum(steps)
+def flat_state(state: Mapping[str, Any], whole: Whole) -> State:
+    """The state of a whole parameter as that of a part; in the same memory where that is
+    possible."""
+    return {
+        key: laid_out_as(value, whole.stride)
+        if _is_strided(value) and key != "step" and tuple(value.shape) == whole.shape
+        else value
+        for key, value in state.items()
+    }
 
 
-def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of one dimension of a tensor whose memory has no gaps."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
+def shaped_state(state: Mapping[str, Any], whole: Whole) -> State:
+    """The inverse of `flat_state`."""
+    part = Part(0, 0, whole.numel)
+    return {
+        key: value.as_strided(whole.shape, whole.stride) if _is_cut(key, value, part) else value
+        for key, value in state.items()
+    }
 
 
 def part_of_state(state: Mapping[str, Any], whole: Whole, begin: int, end: int) -> State:
@@ -69,68 +80,17 @@ def part_of_state(state: Mapping[str, Any], whole: Whole, begin: int, end: int) 
     Raises:
         ValueError: A tensor that has neither the parameter's shape nor one element.
     """
-    result: State = {}
     for key, value in state.items():
-        if not is_strided(value):
-            result[key] = value
-        elif key != "step" and tuple(value.shape) == whole.shape:
-            result[key] = _as_laid_out(value, whole)[begin:end].clone()
-        elif value.numel() == 1:
-            result[key] = value.clone()
-        else:
+        has_shape = key != "step" and _is_strided(value) and tuple(value.shape) == whole.shape
+        if _is_strided(value) and value.numel() != 1 and not has_shape:
             raise ValueError(
                 f"the state {key!r} of {whole.name!r} has the shape {list(value.shape)}, expected "
                 f"{list(whole.shape)}, the parameter's: it is the state of another model"
             )
-    return result
+    return recut([(Part(0, 0, whole.numel), flat_state(state, whole))], whole, begin, end)
 
 
-def is_strided(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor, and none of those that have no order of memory (sparse ones)."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def all_of_state(state: Mapping[str, Any], whole: Whole) -> State:
-    """The state of all elements as that of a part, from that of the whole parameter; in the same
-    memory where that is possible."""
-    return {
-        key: _as_laid_out(value, whole)
-        if is_strided(value) and key != "step" and tuple(value.shape) == whole.shape
-        else value
-        for key, value in state.items()
-    }
-
-
-def shaped_state(state: Mapping[str, Any], whole: Whole) -> State:
-    """The inverse of `all_of_state`."""
-    part = Part(0, 0, whole.numel)
-    return {
-        key: shaped(value, whole) if is_cut_tensor(key, value, part) else value
-        for key, value in state.items()
-    }
-
-
-def whole_state(pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole) -> State:
-    """The state of the whole parameter, as the optimizer of one process has it, from parts that
-    together have all elements.
-
-    Raises:
-        ValueError: As `recut`.
-    """
-    result = recut(pieces, whole, 0, whole.numel)
-    for key in _keys_of_cut_tensors(pieces):
-        result[key] = shaped(result[key], whole)
-    return result
-
-
-def shaped(elements: torch.Tensor, whole: Whole) -> torch.Tensor:
-    """All elements of a parameter, given in the order of memory, in its shape and strides."""
-    return elements.as_strided(whole.shape, whole.stride)
-
-
-def recut(
-    pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole, begin: int, end: int
-) -> State:
+def recut(pieces: Sequence[Piece], whole: Whole, begin: int, end: int) -> State:
     """The state of the elements from `begin` to `end` of one parameter, from parts that were cut in
     another way. Parts may overlap; then their elements are equal, or one has no state.
 
@@ -142,63 +102,64 @@ def recut(
     if not used:
         return {}
     first_part, first = used[0]
-    for part, state in used:
-        if set(state) != set(first):
-            raise ValueError(
-                f"the state of {whole.name!r} has {sorted(first)} for the elements "
-                f"{_range(first_part)}, but {sorted(state)} for {_range(part)}: these states "
-                "were not saved in the same step"
-            )
     # By all pieces: a piece of one element alone does not tell a cut tensor from a number.
-    cut = _keys_of_cut_tensors(pieces)
+    cut = {
+        key
+        for key in first
+        if all(_is_cut(key, state[key], part) for part, state in pieces if key in state)
+    }
+    for part, state in used:
+        if state.keys() != first.keys():
+            what = f"of {whole.name!r} has"
+            raise _disagreement(what, (first_part, sorted(first)), (part, sorted(state)))
+        for key in first.keys() - cut:
+            if not same(state[key], first[key]):
+                what = f"{key!r} of {whole.name!r} is"
+                raise _disagreement(what, (first_part, first[key]), (part, state[key]))
     result: State = {}
     for key, value in first.items():
         if key in cut:
-            result[key] = _joined([(part, state[key]) for part, state in used], begin, end)
-            continue
-        for part, state in used:
-            if not same(state[key], value):
-                raise ValueError(
-                    f"the state {key!r} of {whole.name!r} is {_shown(value)} for the elements "
-                    f"{_range(first_part)}, but {_shown(state[key])} for {_range(part)}: these "
-                    "states were not saved in the same step"
-                )
-        result[key] = value.clone() if isinstance(value, torch.Tensor) else value
+            result[key] = torch.empty(end - begin, dtype=value.dtype, device=value.device)
+            for part, state in used:
+                low, high = max(begin, part.begin), min(end, part.end)
+                elems = state[key][low - part.begin : high - part.begin]
+                result[key][low - begin : high - begin] = elems
+        else:
+            result[key] = value.clone() if isinstance(value, torch.Tensor) else value
     return result
 
 
-def recut_all(
-    pieces: Sequence[tuple[Part, Mapping[str, Any]]],
-    wholes: Sequence[Whole],
-    wanted: Sequence[Part],
-) -> Iterator[State]:
-    """The state of each wanted part, from pieces that cover the same elements. Where a piece is the
-    wanted part, its own state."""
-    by_index: dict[int, list[tuple[Part, Mapping[str, Any]]]] = {}
-    for piece in pieces:
-        by_index.setdefault(piece[0].index, []).append(piece)
+def states_of(
+    wanted: Iterable[Part], pieces: Iterable[Piece], wholes: Sequence[Whole]
+) -> list[State]:
+    """The states of these parts, from pieces of any parameters. A piece that is such a part stays
+    as it is, as one of an optimizer that looks at whole tensors does. Errors are those of
+    `recut`."""
+    pieces_of = by_index(pieces)
+    states = []
     for part in wanted:
-        of_param = by_index[part.index]
-        same_part = next((state for held, state in of_param if held == part), None)
-        if same_part is not None:
-            yield dict(same_part)
+        of_param = pieces_of.get(part.index, [])
+        same_part = [dict(state) for held, state in of_param if held == part]
+        if same_part:
+            states.append(max(same_part, key=bool))
         elif any(state for _, state in of_param):
-            yield recut(of_param, wholes[part.index], part.begin, part.end)
+            states.append(recut(of_param, wholes[part.index], part.begin, part.end))
         else:
-            yield {}
+            states.append({})
+    return states
 
 
-def is_cut_tensor(key: str, value: object, part: Part) -> bool:
-    """Whether this may be state of the part's elements, and not of the whole parameter."""
-    return is_strided(value) and key != "step" and tuple(value.shape) == (part.end - part.begin,)
+def by_index(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    """By the number of their parameter."""
+    result: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        result.setdefault(piece[0].index, []).append(piece)
+    return result
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two values of a state are equal. NaN equals NaN. Of tensors whose elements are not
-    here (on the device "meta"), all that is known is compared."""
+    """Whether two values of a state are equal. NaN equals NaN."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.is_meta or b.is_meta:
-            return a.dtype == b.dtype and a.shape == b.shape
         a, b = (each.detach().cpu().to_dense() for each in (a, b))
         return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, 0, 0, True)
     if isinstance(a, dict) and isinstance(b, dict):
@@ -208,19 +169,17 @@ def same(a: object, b: object) -> bool:
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
 
-def _keys_of_cut_tensors(pieces: Sequence[tuple[Part, Mapping[str, Any]]]) -> set[str]:
-    """The keys whose values are tensors of the part's elements in every piece."""
-    keys = {key for _, state in pieces for key in state}
-    return {
-        key
-        for key in keys
-        if all(is_cut_tensor(key, state[key], part) for part, state in pieces if key in state)
-    }
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor, and none of those that have no order of memory (sparse ones)."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _covering(
-    pieces: Sequence[tuple[Part, Mapping[str, Any]]], whole: Whole, begin: int, end: int
-) -> Iterator[tuple[Part, Mapping[str, Any]]]:
+def _is_cut(key: str, value: object, part: Part) -> bool:
+    """Whether this may be state of the part's elements, and not of the whole parameter."""
+    return _is_strided(value) and key != "step" and tuple(value.shape) == (part.end - part.begin,)
+
+
+def _covering(pieces: Sequence[Piece], whole: Whole, begin: int, end: int) -> Iterator[Piece]:
     """Those of the pieces, by their first elements, that bring the elements of a range. A parameter
     without elements has the state of any one."""
     ordered = sorted(pieces, key=lambda p: (p[0].begin, -p[0].end, not p[1]))
@@ -239,28 +198,12 @@ def _covering(
         raise MissingElements(whole.name, reached, end)
 
 
-def _joined(pieces: Sequence[tuple[Part, torch.Tensor]], begin: int, end: int) -> torch.Tensor:
-    """The elements from `begin` to `end`, of which every one is in some piece."""
-    (first, *_) = (tensor for _, tensor in pieces)
-    result = torch.empty(end - begin, dtype=first.dtype, device=first.device)
-    for part, tensor in pieces:
-        low, high = max(begin, part.begin), min(end, part.end)
-        result[low - begin : high - begin] = tensor[low - part.begin : high - part.begin]
-    return result
-
-
-def _as_laid_out(value: torch.Tensor, whole: Whole) -> torch.Tensor:
-    """The elements of a tensor of the parameter's shape, in the order of the parameter's memory."""
-    if Whole.of(whole.name, value).steps != whole.steps:
-        laid_out = torch.empty_strided(
-            whole.shape, whole.stride, dtype=value.dtype, device=value.device
-        )
-        value = laid_out.copy_(value)
-    return in_memory_order(value)
-
-
-def _range(part: Part) -> str:
-    return f"{part.begin} to {part.end - 1}"
+def _disagreement(what: str, one: tuple[Part, object], other: tuple[Part, object]) -> ValueError:
+    there, here = (f"{part.begin} to {part.end - 1}" for part, _ in (one, other))
+    return ValueError(
+        f"the state {what} {_shown(one[1])} for the elements {there}, but {_shown(other[1])} for "
+        f"{here}: these states were not saved in the same step"
+    )
 
 
 def _shown(value: object) -> str:

@@ -1,10 +1,9 @@
-"""Which part of the update this rank does."""
+"""Which gradients are sharded, and who the owners are."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,13 +15,11 @@ from hvdlite.optimizer.buckets.gpu_bucket import plain_bucket
 from hvdlite.optimizer.buckets.layout import BucketLayout
 from hvdlite.optimizer.buckets.pages import Pages
 from hvdlite.optimizer.buckets.slot import Form, Slot
-from hvdlite.optimizer.sharding.cut import Part
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
-from hvdlite.optimizer.sharding.division import Division, by_buckets, deal, evenly
+from hvdlite.optimizer.sharding.division import deal
 from hvdlite.optimizer.sharding.elementwise import is_elementwise
 from hvdlite.optimizer.sharding.memory import has_gaps
-from hvdlite.optimizer.sharding.portions import portions_of
-from hvdlite.optimizer.sharding.words import joined
+from hvdlite.optimizer.sharding.words import JOINED
 from hvdlite.shared import is_shared
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import ProcessSet
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Shards:
-    """Decides for one optimizer which gradients are sharded, and who updates what.
+    """Decides for one optimizer which gradients are sharded, and which parameters are divided.
 
     An element-wise optimizer's parameters are cut, others are dealt out whole. Not divided are
     parameters whose gradients are sparse, parameters with gaps in their memory, and, with
@@ -41,19 +38,13 @@ class Shards:
     """
 
     def __init__(
-        self,
-        kind: type[torch.optim.Optimizer],
-        shard: bool | str,
-        groups: Callable[[], Sequence[dict[str, Any]]],
-        process_set: ProcessSet,
+        self, kind: type[torch.optim.Optimizer], shard: bool | str, process_set: ProcessSet
     ) -> None:
-        """kind: the optimizer's class. shard: True, False or "host". groups: gives its current
-        param_groups."""
+        """kind: the optimizer's class. shard: True, False or "host"."""
         self.kind = kind
         self.shard = shard
         self.elementwise = is_elementwise(kind)
         self.process_set = process_set
-        self._groups = groups
         # The members of the team: the owners, this rank's index among them; and those on its host.
         self.members: tuple[int, ...] = ()
         self.owner = 0
@@ -64,17 +55,8 @@ class Shards:
         self._several_hosts = False
         # By id, the parameters that were shared when the buckets were made.
         self._shared: dict[int, torch.Tensor] = {}
-        self._division: Division | None = None
-        # What it was made for; and the parameters by number.
-        self._made_for: object = None
-        self.params: list[torch.Tensor] = []
-        # The owners of what is dealt out whole.
-        self._owner_of: list[tuple[weakref.ref[torch.Tensor], int]] = []
-
-    @property
-    def form(self) -> int:
-        """Of the plans that reduce gradients to their owners."""
-        return _core.PLAN_TO_HOST_OWNERS if self.shard == "host" else _core.PLAN_TO_OWNERS
+        # The owners of what is dealt out whole. Once dealt, it stays.
+        self.owner_of: Mapping[torch.Tensor, int] = {}
 
     @property
     def owners_are_near(self) -> bool:
@@ -86,8 +68,11 @@ class Shards:
         self.know_members(team)
         self._shared = {id(param): param for param in params if is_shared(param)}
         for slot in slots:
-            slot.is_sharded = bool(self.shard) and self._is_divided(slot)
+            slot.is_sharded = bool(self.shard) and self.divides(slot.param, slot.form)
             slot.in_parts = slot.is_sharded and self.elementwise
+        if not self.elementwise:
+            divided = [slot.param for slot in slots if self.divides(slot.param, slot.form)]
+            self.owner_of = deal(divided, len(self.members), self.owner_of)
 
     def know_members(self, team: Team) -> None:
         """Who the owners are."""
@@ -114,10 +99,13 @@ class Shards:
     def shares_any(self) -> bool:
         return bool(self._shared)
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank updates the shared parameters that are not divided."""
-        return self.owner in self.leaders
+    def divides(self, param: torch.Tensor, form: Form = Form.UNKNOWN) -> bool:
+        """Whether each of its elements has one owner. form: of its gradients."""
+        if form in (Form.SPARSE, Form.ROWS) or not (self.shard or is_shared(param)):
+            return False
+        # Between hosts a complex number might be cut in two.
+        might_be_cut_in_two = param.is_complex() and self._several_hosts
+        return not (self.elementwise and (might_be_cut_in_two or has_gaps(param)))
 
     def make_bucket(
         self,
@@ -127,9 +115,10 @@ class Shards:
         pages: Pages | None,
     ) -> Bucket:
         """A bucket that is reduced to owners, if its slots are in parts."""
-        if slots[layout.members[0]].in_parts:
-            return CutBucket(layout, slots, compression, pages, self.form)
-        return plain_bucket(layout, slots, compression, pages)
+        if not slots[layout.members[0]].in_parts:
+            return plain_bucket(layout, slots, compression, pages)
+        form = _core.PLAN_TO_HOST_OWNERS if self.shard == "host" else _core.PLAN_TO_OWNERS
+        return CutBucket(layout, slots, compression, pages, form)
 
     def require_all_members(self, gradients: Gradients) -> None:
         """After the reductions of a round.
@@ -141,11 +130,10 @@ class Shards:
         if gradients.buckets and (self.shard or self.shares_any):
             total = gradients.buckets[0].totals()[-1]
             if not gradients.combining.counts_all_ranks(total, gradients.team.size):
-                raise HorovodInternalError(joined())
+                raise HorovodInternalError(JOINED)
 
     def take_gradients(self, gradients: Gradients) -> None:
         """After a round: unsets `.grad` of what this rank has not whole. May be called again."""
-        owner_of: dict[int, int] | None = None
         for slot in gradients.slots:
             if not slot.is_sharded or not slot.has_result():
                 continue
@@ -157,87 +145,6 @@ class Shards:
                     # The buckets were whole, and this has an autograd graph.
                     assert place is not None
                     place.copy_(grad.detach())
-            else:
-                if owner_of is None:
-                    owner_of = self._dealt(gradients)
-                if owner_of[id(slot.param)] == self.owner:
-                    continue
+            elif self.owner_of[slot.param] == self.owner:
+                continue
             slot.param.grad = slot.round_grad = None
-
-    def divide(self, gradients: Gradients) -> Division:
-        """Who updates what, by the present buckets. The same object while nothing has changed."""
-        # A new world counts generations anew, and what was made for the former one is closed.
-        made_for = gradients.team, gradients.generation
-        if self._division is not None and self._made_for == made_for:
-            return self._division
-        params = [param for group in self._groups() for param in group["params"]]
-        index_of = {id(param): index for index, param in enumerate(params)}
-        owners = len(self.members)
-        divided = [
-            (index_of[id(slot.param)], slot.param)
-            for slot in gradients.slots
-            if self._is_divided(slot)
-        ]
-        divided.sort(key=lambda pair: pair[0])
-        if not self.elementwise:
-            owner_of = self._dealt(gradients)
-            parts: list[list[Part]] = [[] for _ in range(owners)]
-            for index, param in divided:
-                parts[owner_of[id(param)]].append(Part(index, 0, param.numel()))
-        elif self.shard:
-            parts = by_buckets(gradients.buckets, index_of, self.members)
-        else:
-            parts = evenly(divided, owners)
-        self._keep_frozen(parts, index_of, {index for index, _ in divided})
-        cut = tuple(tuple(sorted(each)) for each in parts)
-        self.params = params
-        self._division = Division(cut, self.members, self.owner)
-        self._made_for = made_for
-        return self._division
-
-    def portions(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """By what this rank updates these parts, and keeps their state."""
-        if not self.elementwise:
-            return tuple(parts)
-        groups = self._groups()
-        params = [param for group in groups for param in group["params"]]
-        return portions_of(parts, params, groups)
-
-    def _keep_frozen(
-        self, parts: list[list[Part]], index_of: dict[int, int], divided: set[int]
-    ) -> None:
-        """Adds the parts of parameters that have no gradients now: their state stays."""
-        before = self._division
-        if before is None or before.members != self.members:
-            return
-        for former, own in zip(before.cut, parts, strict=True):
-            for part in former:
-                index = index_of.get(id(self.params[part.index]))
-                if index is not None and index not in divided:
-                    own.append(Part(index, part.begin, part.end))
-
-    def _dealt(self, gradients: Gradients) -> dict[int, int]:
-        """By id, the owner of each parameter that is dealt out whole; once dealt, it stays."""
-        known = [(param, owner) for param, owner in self._owner_of if param() is not None]
-        owner_of = {id(param()): owner for param, owner in known if owner < len(self.members)}
-        params = [(id(s.param), s.param) for s in gradients.slots if self._is_divided(s)]
-        new = [pair for pair in params if pair[0] not in owner_of]
-        if new:
-            numbered = [(i, param) for i, (_, param) in enumerate(params)]
-            given = {i: owner_of[key] for i, (key, _) in enumerate(params) if key in owner_of}
-            owners = deal(numbered, len(self.members), given)
-            self._owner_of = [(weakref.ref(param), owners[i]) for i, param in numbered] + [
-                pair for pair in known if id(pair[0]()) not in {key for key, _ in params}
-            ]
-            return self._dealt(gradients)
-        return owner_of
-
-    def _is_divided(self, slot: Slot) -> bool:
-        if slot.form in (Form.SPARSE, Form.ROWS):
-            return False
-        if not self.shard and not self.is_shared(slot.param):
-            return False
-        if self.elementwise and slot.param.is_complex() and self._several_hosts:
-            # Between hosts a complex number might be cut in two.
-            return False
-        return not (self.elementwise and has_gaps(slot.param))

@@ -6,21 +6,22 @@ or from the state dict of one process, it takes what its cut needs.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
-from hvdlite.optimizer.sharding.cut import Cut, Part
+from hvdlite.optimizer.sharding.division import Division, Part
 from hvdlite.optimizer.sharding.pieces import (
     MissingElements,
+    Piece,
     State,
     Whole,
+    by_index,
     part_of_state,
     recut,
-    whole_state,
+    shaped_state,
 )
 
 MARK = "hvdlite_shard"
@@ -59,31 +60,29 @@ class Sharding:
     optimizer: The name of the wrapped class.
     wholes: The parameters, through all groups.
     group_sizes: The number of parameters in each group.
-    cut: The parts of all owners.
+    division: Of the state. Undivided parameters have a state that is not cut.
     owner: Whose shard it is, counted from 0.
     dealt_whole: The optimizer looks at whole tensors: each parameter has one part, and a state of
         any shape.
-    undivided: The numbers of parameters whose state is not cut: all owners have it in full, or, of
-        a shared parameter, one owner per host.
     in_hosts: The ranks of each host have all of the state among them; hosts may divide it in
         different ways.
-    portions: This owner's parts, cut further, as it keeps its state; None: as they are in `cut`.
     """
 
     optimizer: str
     wholes: tuple[Whole, ...]
     group_sizes: tuple[int, ...]
-    cut: Cut
+    division: Division
     owner: int
     dealt_whole: bool = False
-    undivided: frozenset[int] = frozenset()
     in_hosts: bool = False
-    portions: tuple[Part, ...] | None = None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Of which this rank has a state each."""
-        return self.cut[self.owner] if self.portions is None else self.portions
+    def owners(self) -> int:
+        return len(self.division.cut)
+
+    @property
+    def steps(self) -> list[tuple[int, ...]]:
+        return [whole.steps for whole in self.wholes]
 
     def mark(self) -> dict[str, Any]:
         """In types that torch.load(weights_only=True) reads."""
@@ -91,21 +90,22 @@ class Sharding:
             "version": VERSION,
             "optimizer": self.optimizer,
             "owner": self.owner,
-            "owners": len(self.cut),
-            "cut": [_numbers(parts) for parts in self.cut],
-            "portions": None if self.portions is None else _numbers(self.portions),
+            "owners": self.owners,
+            "cut": [_numbers(parts) for parts in self.division.cut],
+            "portions": _numbers(self.division.own),
             "names": [whole.name for whole in self.wholes],
             "shapes": [list(whole.shape) for whole in self.wholes],
             "strides": [list(whole.stride) for whole in self.wholes],
             "group_sizes": list(self.group_sizes),
             "dealt_whole": self.dealt_whole,
-            "undivided": sorted(self.undivided),
+            "undivided": sorted(self.division.undivided),
             "in_hosts": self.in_hosts,
         }
 
     @classmethod
-    def of_mark(cls, mark: Mapping[str, Any]) -> Sharding:
+    def of(cls, shard: Mapping[str, Any]) -> Sharding:
         """Raises ValueError for a version that this hvdlite does not know."""
+        mark = shard[MARK]
         if mark.get("version") != VERSION:
             raise ValueError(
                 f"the shard has version {mark.get('version')} of the format, and this hvdlite "
@@ -113,199 +113,163 @@ class Sharding:
                 "optimizer.full_state_dict() there"
             )
         described = zip(mark["names"], mark["shapes"], mark["strides"], strict=True)
+        # Shards that were saved before there were portions do not name them.
+        portions = mark.get("portions") or mark["cut"][mark["owner"]]
         return cls(
             mark["optimizer"],
             tuple(Whole(name, tuple(shape), tuple(stride)) for name, shape, stride in described),
             tuple(mark["group_sizes"]),
-            tuple(map(_parts, mark["cut"])),
+            Division(
+                tuple(map(_parts, mark["cut"])), frozenset(mark["undivided"]), _parts(portions)
+            ),
             mark["owner"],
             mark["dealt_whole"],
-            frozenset(mark["undivided"]),
             mark["in_hosts"],
-            # Shards that were saved before there were portions do not name them.
-            None if (portions := mark.get("portions")) is None else _parts(portions),
         )
 
 
 def shard_state_dict(
-    sharding: Sharding, groups: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]
+    sharding: Sharding, saved: Mapping[str, Any], states: Sequence[Mapping[str, Any]]
 ) -> ShardStateDict:
     """One rank's shard. The tensors in it are those of `states`, and not copies.
 
-    groups: The parameter groups, whose "params" are left out: a plain optimizer that gets them in
-        some way or other has groups of another size, and raises an error.
+    saved: What the wrapped class saves, of which the options of the parameter groups are taken, and
+        what the user has added. "params" are left out: a plain optimizer that gets them in some way
+        or other has groups of another size, and raises an error.
     states: The state of each part of this owner; empty where there is none.
     """
-    options = [{**group, "params": []} for group in groups]
+    options = [{**group, "params": []} for group in saved["param_groups"]]
     state = {number: dict(state) for number, state in enumerate(states) if state}
-    return ShardStateDict({"state": state, "param_groups": options, MARK: sharding.mark()})
+    return ShardStateDict({**saved, "state": state, "param_groups": options, MARK: sharding.mark()})
 
 
-def is_shard(given: object) -> bool:
-    return isinstance(given, Mapping) and MARK in given
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a rank takes from what it was given.
-
-    sharding: Of which its parts are: its own, or that of its shard.
-    groups: The options of the parameter groups, without "params".
-    states: The state of each part, in their order; empty where there is none.
-    """
-
-    sharding: Sharding
-    groups: list[dict[str, Any]]
-    states: list[State]
-
-
-def loaded(given: object, own: Sharding) -> Loaded:
+def loaded(given: Any, own: Sharding) -> tuple[Division, list[dict[str, Any]], list[State]]:
     """What this rank takes from a state dict of one process, from its own shard, or from a list of
-    shards that together have what it needs.
+    shards that together have what it needs: whose parts these are (its own division, or that of its
+    shard), the options of the parameter groups, and the state of each part, empty where there is
+    none.
 
     Raises:
         ValueError: It is of another optimizer or model, another rank's shard, one of another
             number of them, or elements are missing.
     """
-    if isinstance(given, Mapping):
-        return _from_own_shard(given, own) if is_shard(given) else _from_full(given, own)
-    if isinstance(given, (list, tuple)) and given and all(map(is_shard, given)):
-        return _from_shards(given, own)
-    raise ValueError(
-        f"load_state_dict({type(given).__name__}): expected what optimizer.state_dict() or "
-        "full_state_dict() has returned, or a list of the first, from all ranks"
-    )
+    division, first = own.division, given
+    if isinstance(given, (list, tuple)) and given and all(map(_is_shard, given)):
+        states, first = _from_shards(given, own), given[0]
+    elif _is_shard(given):
+        division, states = _from_own_shard(given, own)
+    elif isinstance(given, Mapping):
+        states = _from_full(given, own)
+    else:
+        raise ValueError(
+            f"load_state_dict({type(given).__name__}): expected what optimizer.state_dict() or "
+            "full_state_dict() has returned, or a list of the first, from all ranks"
+        )
+    options = [dict(group) for group in first["param_groups"]]
+    for group in options:
+        group.pop("params", None)
+    return division, options, states
 
 
-def full_states(
-    shards: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[int, State]]:
-    """The number and the state of each parameter, from the shards of all owners. Parameters
-    without a state are left out."""
-    first = Sharding.of_mark(shards[0][MARK])
-    found = [_pieces(shard, first) for shard in shards]
-    for index, whole in enumerate(first.wholes):
-        pieces = [piece for by_index in found for piece in by_index.get(index, ())]
-        if not any(state for _, state in pieces):
-            continue
-        if first.dealt_whole:
-            yield index, dict(next(state for _, state in pieces if state))
-        else:
-            yield index, whole_state(pieces, whole)
-
-
-def _from_full(given: Mapping[str, Any], own: Sharding) -> Loaded:
+def _from_full(given: Mapping[str, Any], own: Sharding) -> list[State]:
     if "param_groups" not in given or "state" not in given:
         raise ValueError(
             "load_state_dict: the state dict has no 'state' and 'param_groups' (full_state_dict() "
             "gives {} on all ranks but rank 0: give every rank what rank 0 has got)"
         )
-    groups = [dict(group) for group in given["param_groups"]]
-    keys = [group.pop("params") for group in groups]
+    keys = [group["params"] for group in given["param_groups"]]
     _check_group_sizes(tuple(map(len, keys)), own)
     ids = [key for group_keys in keys for key in group_keys]
     states: list[State] = []
-    for part in own.parts:
+    for part in own.division.own:
         state = given["state"].get(ids[part.index], {})
         if not own.dealt_whole:
             state = part_of_state(state, own.wholes[part.index], part.begin, part.end)
         states.append(dict(state))
-    return Loaded(own, groups, states)
+    return states
 
 
-def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> Loaded:
-    saved = Sharding.of_mark(given[MARK])
+def _from_own_shard(given: Mapping[str, Any], own: Sharding) -> tuple[Division, list[State]]:
+    saved = Sharding.of(given)
     _check_model(saved, own)
     of_all = (
-        f"on every rank, give load_state_dict a list of the shards of all {len(saved.cut)} owners, "
+        f"on every rank, give load_state_dict a list of the shards of all {saved.owners} owners, "
         "optimizer.load_state_dict([torch.load(file) for file in files])"
     )
-    if len(saved.cut) != len(own.cut):
+    if saved.owners != own.owners:
         raise ValueError(
-            f"the shard is one of {len(saved.cut)}, and here {_counted(len(own.cut), 'rank')} "
+            f"the shard is one of {saved.owners}, and here {_counted(own.owners, 'rank')} "
             f"share the state: {of_all}"
         )
     if saved.owner != own.owner:
         raise ValueError(
-            f"the shard is that of owner {saved.owner} of {len(saved.cut)}, and this rank is owner "
+            f"the shard is that of owner {saved.owner} of {saved.owners}, and this rank is owner "
             f"{own.owner} (counted from 0): load the file that this rank has saved"
         )
-    if _steps(saved) != _steps(own):
+    if saved.steps != own.steps:
         raise ValueError(
             "the parameters lay in memory in another order (memory_format) when the shard was "
             f"saved: {of_all}"
         )
-    states = [dict(given["state"].get(number, {})) for number in range(len(saved.parts))]
-    return Loaded(
-        dataclasses.replace(own, cut=saved.cut, undivided=saved.undivided, portions=saved.portions),
-        _options(given),
-        states,
-    )
+    return saved.division, [dict(state) for _, state in _pieces(given, saved)]
 
 
-def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> Loaded:
-    marks = [Sharding.of_mark(shard[MARK]) for shard in given]
-    for saved in marks:
-        _check_model(saved, own)
+def _from_shards(given: Sequence[Mapping[str, Any]], own: Sharding) -> list[State]:
+    marks = [Sharding.of(shard) for shard in given]
     first = marks[0]
     for saved in marks:
-        is_alike = saved.cut == first.cut or (saved.in_hosts and first.in_hosts)
-        if not is_alike or _steps(saved) != _steps(first):
+        _check_model(saved, own)
+        is_alike = saved.division.cut == first.division.cut or (saved.in_hosts and first.in_hosts)
+        if not is_alike or saved.steps != first.steps:
             raise ValueError(
-                f"these shards were not saved together: one has {_counted(len(first.cut), 'owner')}"
-                f", another {len(saved.cut)}, or they divide the parameters in different ways"
+                f"these shards were not saved together: one has {_counted(first.owners, 'owner')}"
+                f", another {saved.owners}, or they divide the parameters in different ways"
             )
-    found = [_pieces(shard, saved) for shard, saved in zip(given, marks, strict=True)]
+    pieces = by_index(
+        piece for shard, saved in zip(given, marks, strict=True) for piece in _pieces(shard, saved)
+    )
     states = []
-    for part in own.parts:
-        pieces = [piece for by_index in found for piece in by_index.get(part.index, ())]
+    for part in own.division.own:
         try:
-            states.append(_state_of(part, pieces, first, own))
+            states.append(_state_of(part, pieces.get(part.index, []), first, own))
         except MissingElements as missing:
-            lacking = sorted(
+            gap = Part(part.index, missing.begin, missing.end)
+            lacking = [
                 owner
-                for owner, parts in enumerate(first.cut)
-                for each in parts
-                if each.index == part.index
-                and each.begin < missing.end
-                and each.end > missing.begin
-            )
+                for owner, parts in enumerate(first.division.cut)
+                if any(each.common(gap) for each in parts)
+            ]
             there = ", ".join(str(owner) for owner in sorted({saved.owner for saved in marks}))
             raise ValueError(
-                f"{missing}: the shards given are those of the owners {there} of {len(first.cut)}, "
+                f"{missing}: the shards given are those of the owners {there} of {first.owners}, "
                 f"and owner {lacking[0] if lacking else 'unknown'} has them; give load_state_dict "
                 "the shards of all owners"
             ) from None
-    return Loaded(own, _options(given[0]), states)
+    return states
 
 
-def _state_of(
-    part: Part,
-    pieces: Sequence[tuple[Part, Mapping[str, Any]]],
-    saved: Sharding,
-    own: Sharding,
-) -> State:
+def _state_of(part: Part, pieces: Sequence[Piece], saved: Sharding, own: Sharding) -> State:
     """The state of a part of this rank, from all the pieces of its parameter."""
-    whole = saved.wholes[part.index]
+    there, here = saved.wholes[part.index], own.wholes[part.index]
     if own.dealt_whole:
         if not pieces:
-            raise MissingElements(whole.name, part.begin, part.end)
+            raise MissingElements(there.name, part.begin, part.end)
         return dict(next((state for _, state in pieces if state), {}))
-    if whole.steps == own.wholes[part.index].steps:
-        return recut(pieces, whole, part.begin, part.end)
-    state = whole_state(pieces, whole)
-    return part_of_state(state, own.wholes[part.index], part.begin, part.end)
+    if there.steps != here.steps:
+        whole = shaped_state(recut(pieces, there, 0, there.numel), there)
+        return part_of_state(whole, here, part.begin, part.end)
+    return recut(pieces, there, part.begin, part.end)
 
 
-def _pieces(
-    shard: Mapping[str, Any], saved: Sharding
-) -> dict[int, list[tuple[Part, Mapping[str, Any]]]]:
-    """The parts of a shard with their states, by the parameter's number."""
-    parts = Sharding.of_mark(shard[MARK]).parts
-    result: dict[int, list[tuple[Part, Mapping[str, Any]]]] = {}
-    for number, part in enumerate(parts):
-        result.setdefault(part.index, []).append((part, shard["state"].get(number, {})))
-    return result
+def _is_shard(given: object) -> bool:
+    return isinstance(given, Mapping) and MARK in given
+
+
+def _pieces(shard: Mapping[str, Any], saved: Sharding) -> list[Piece]:
+    """The parts of a shard with their states."""
+    return [
+        (part, shard["state"].get(number, {})) for number, part in enumerate(saved.division.own)
+    ]
 
 
 def _numbers(parts: Sequence[Part]) -> list[list[int]]:
@@ -314,13 +278,6 @@ def _numbers(parts: Sequence[Part]) -> list[list[int]]:
 
 def _parts(numbers: Sequence[Sequence[int]]) -> tuple[Part, ...]:
     return tuple(Part(*each) for each in numbers)
-
-
-def _options(shard: Mapping[str, Any]) -> list[dict[str, Any]]:
-    groups = [dict(group) for group in shard["param_groups"]]
-    for group in groups:
-        group.pop("params", None)
-    return groups
 
 
 def _check_model(saved: Sharding, own: Sharding) -> None:
@@ -354,10 +311,6 @@ def _check_group_sizes(sizes: tuple[int, ...], own: Sharding) -> None:
             f"parameters, and this optimizer {len(own.group_sizes)} with {list(own.group_sizes)}: "
             "it is of another model, or add_param_group was called before only one of them"
         )
-
-
-def _steps(sharding: Sharding) -> list[tuple[int, ...]]:
-    return [whole.steps for whole in sharding.wholes]
 
 
 def _counted(number: int, thing: str) -> str:

@@ -13,31 +13,28 @@ def mixed_forms(slot: Slot) -> str:
     )
 
 
-def joined() -> str:
-    return (
-        "DistributedOptimizer: a rank has called hvd.join(), so nobody updates the part of the "
-        "parameters that it owns; where ranks have parts (shard, or share_parameters), every rank "
-        "must run as many steps as the others: give all the same number of batches, as "
-        "torch.utils.data.DistributedSampler does"
-    )
+JOINED = (
+    "DistributedOptimizer: a rank has called hvd.join(), so nobody updates the part of the "
+    "parameters that it owns; where ranks have parts (shard, or share_parameters), every rank "
+    "must run as many steps as the others: give all the same number of batches, as "
+    "torch.utils.data.DistributedSampler does"
+)
 
 
-def nothing_reduced() -> str:
-    return (
-        "optimizer.step() inside skip_synchronize(), but nothing was reduced in this step: a "
-        "sharded optimizer has no gradients of its own to go by; call optimizer.synchronize() "
-        "first, on every rank"
-    )
+NOTHING_REDUCED = (
+    "optimizer.step() inside skip_synchronize(), but nothing was reduced in this step: a "
+    "sharded optimizer has no gradients of its own to go by; call optimizer.synchronize() "
+    "first, on every rank"
+)
 
 
-def interrupted() -> str:
-    return (
-        "optimizer.step(): an exception has ended the last step() on this rank. The other ranks "
-        "have ended that step with what this rank had updated by then, so this rank can't repeat "
-        "it alone, and its part of the parameters may lack the update. Call zero_grad() to go on. "
-        "If the step was interrupted on some ranks only, the next backward() is an error on all of "
-        "them: load a checkpoint there, of the model and the optimizer, on every rank"
-    )
+INTERRUPTED = (
+    "optimizer.step(): an exception has ended the last step() on this rank. The other ranks "
+    "have ended that step with what this rank had updated by then, so this rank can't repeat "
+    "it alone, and its part of the parameters may lack the update. Call zero_grad() to go on. "
+    "If the step was interrupted on some ranks only, the next backward() is an error on all of "
+    "them: load a checkpoint there, of the model and the optimizer, on every rank"
+)
 
 
 def closure_of_whole(kind: str) -> str:

@@ -5,55 +5,39 @@ import copy
 import torch
 
 import hvdlite as hvd
+from tests.optimizer.sharding.cuts import assert_same_state
+from tests.optimizer.sharding.models import differences
 
 
-def train_alike(net, make, loss, *, shard=True, shared=False, steps=4, after=None):
+def train_alike(net, make, loss, *, shard=True, shared=False, steps=4, **arguments):
     """Every step has the same bits. Returns both optimizers: the unsharded one first.
 
     make: an optimizer of a model. loss: of a model and the number of a step, on this rank.
-    after: called with the optimizer and the number after each step.
     """
     alone = copy.deepcopy(net)
     if shared:
         hvd.share_parameters(net)
-    plain = hvd.DistributedOptimizer(make(alone), alone.named_parameters())
-    cut = hvd.DistributedOptimizer(make(net), net.named_parameters(), shard=shard)
+    plain = hvd.DistributedOptimizer(make(alone), alone.named_parameters(), **arguments)
+    cut = hvd.DistributedOptimizer(make(net), net.named_parameters(), shard=shard, **arguments)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (plain, cut)]
     for step in range(steps):
         for model, optimizer in ((alone, plain), (net, cut)):
             optimizer.zero_grad()
             torch.manual_seed(100 * step + hvd.rank())  # of dropout
             loss(model, step).backward()
+            if shard and optimizer is cut and cut._hvdlite_update.shards.elementwise:
+                assert all(param.grad is None for param in net.parameters())
             optimizer.step()
-            if after is not None:
-                after(optimizer, step)
-        assert differing(net, alone) == [], f"after step {step + 1}"
+        assert differences(net, alone) == [], f"after step {step + 1}"
+        for scheduler in schedulers:
+            scheduler.step()
     return plain, cut
 
 
-def differing(net, other):
-    """The names of the parameters whose bits differ, with how much."""
-    pairs = zip(net.named_parameters(), other.parameters(), strict=True)
-    return [
-        (name, (p - q).abs().max().item())
-        for (name, p), q in pairs
-        if not torch.equal(p, q) or p.isnan().any()
-    ]
-
-
-def same_states(cut, plain):
-    """Rank 0 gets the state of one process. Collective."""
-    full, wanted = cut.full_state_dict(), plain.state_dict()
-    differ = []
-    if hvd.rank() == 0:
-        states, found = wanted["state"], full["state"]
-        differ = sorted(found.keys() ^ states.keys())
-        for index in found.keys() & states.keys():
-            values = [
-                {key: torch.as_tensor(value) for key, value in each[index].items()}
-                for each in (found, states)
-            ]
-            if values[0].keys() != values[1].keys() or not all(
-                torch.equal(value, values[1][key]) for key, value in values[0].items()
-            ):
-                differ.append(index)
-    assert hvd.broadcast_object(differ) == []
+def same_full(full, plain):
+    """Whether rank 0 has what one process has, and the others nothing."""
+    wanted = plain.state_dict() if hvd.rank() == 0 else {}
+    assert full.keys() == wanted.keys()
+    if wanted:
+        assert full["param_groups"] == wanted["param_groups"]
+        assert_same_state(full["state"], wanted["state"])

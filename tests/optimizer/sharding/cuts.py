@@ -5,8 +5,8 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from hvdlite.optimizer.sharding.cut import Part
-from hvdlite.optimizer.sharding.pieces import Whole, part_of_state
+from hvdlite.optimizer.sharding.division import Division, Part
+from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, same
 from hvdlite.optimizer.sharding.state_dicts import Sharding, shard_state_dict
 
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4)
@@ -29,10 +29,10 @@ def wholes_of(params):
 
 
 @st.composite
-def cuts(draw, wholes, owners=None):
+def cuts(draw, wholes):
     """Cuts all elements, one parameter after the other, at random places; the owners' turns are in
     a random order, so that one may have several parts of a parameter."""
-    owners = draw(st.integers(1, 4)) if owners is None else owners
+    owners = draw(st.integers(1, 4))
     parts = [[] for _ in range(owners)]
     for index, whole in enumerate(wholes):
         inside = draw(st.sets(st.integers(0, whole.numel), max_size=3))
@@ -65,15 +65,33 @@ def trained(params, make, steps=2):
     return optimizer
 
 
-def shards_of(full, cut, wholes, optimizer="Adam", group_sizes=None):
+def shardings(wholes, cut, **options):
+    """Of all owners."""
+    options = {"optimizer": "Adam", "group_sizes": (len(wholes),), **options}
+    return [
+        Sharding(wholes=wholes, division=Division(cut, frozenset(), own), owner=owner, **options)
+        for owner, own in enumerate(cut)
+    ]
+
+
+def shards_of(full, cut, wholes):
     """The shards of all owners, cut from a state dict of one process."""
-    group_sizes = group_sizes or (len(wholes),)
-    result = []
-    for owner, parts in enumerate(cut):
-        sharding = Sharding(optimizer, wholes, group_sizes, cut, owner)
-        states = [
-            part_of_state(full["state"].get(p.index, {}), wholes[p.index], p.begin, p.end)
-            for p in parts
-        ]
-        result.append(shard_state_dict(sharding, full["param_groups"], states))
-    return result
+    return [
+        shard_state_dict(each, full, states_of(full["state"], own, wholes))
+        for each, own in zip(shardings(wholes, cut), cut, strict=True)
+    ]
+
+
+def states_of(full, parts, wholes):
+    return [part_of_state(full.get(p.index, {}), wholes[p.index], p.begin, p.end) for p in parts]
+
+
+def assert_same_state(states, wanted):
+    assert states.keys() == wanted.keys()
+    for index, state in states.items():
+        assert state.keys() == wanted[index].keys()
+        for key, value in state.items():
+            expected = wanted[index][key]
+            assert same(value, expected), (index, key, value, expected)
+            if isinstance(value, torch.Tensor):
+                assert Whole.of(key, value).steps == Whole.of(key, expected).steps

@@ -1,9 +1,14 @@
 """Models whose sharded training is compared bit by bit with unsharded training."""
 
+import contextlib
+
 import torch
 from torch import nn
 
 import hvdlite as hvd
+from hvdlite.optimizer.sharding import division
+
+SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.05}),
@@ -59,6 +64,21 @@ def groups_of(net, **options):
     """Two groups with options of their own."""
     params = list(net.parameters())
     return [{"params": params[::2]}, {"params": params[1::2], "lr": options.get("lr", 1) / 3}]
+
+
+def optimizer_of(name, net):
+    kind, options = OPTIMIZERS[name]
+    return kind(groups_of(net, **options), **options)
+
+
+@contextlib.contextmanager
+def portions_of(elems):
+    """Inside, portions have about so many elements of float32."""
+    before, division.PORTION_BYTES = division.PORTION_BYTES, 4 * elems // torch.get_num_threads()
+    try:
+        yield
+    finally:
+        division.PORTION_BYTES = before
 
 
 def differences(net, other):

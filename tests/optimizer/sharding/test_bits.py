@@ -1,15 +1,20 @@
 """Sharded training gives the bits of unsharded training, in every step."""
 
-import contextlib
+import functools
 
 import pytest
 import torch
 
 import hvdlite as hvd
-from tests.optimizer.sharding.models import OPTIMIZERS, batch, differences, groups_of, odd
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
-
+from tests.optimizer.sharding.alike import train_alike
+from tests.optimizer.sharding.models import (
+    OPTIMIZERS,
+    SMALL_BUCKETS,
+    batch,
+    differences,
+    odd,
+    optimizer_of,
+)
 
 # State of which each element of a parameter has one.
 BY_ELEMENT = {
@@ -18,32 +23,16 @@ BY_ELEMENT = {
 }
 
 
-def optimizer_of(name, net):
-    kind, options = OPTIMIZERS[name]
-    return kind(groups_of(net, **options), **options)
-
-
-def trains_alike(name, shard, shared=False, dtype_name="float32", steps=5, **arguments):
+def trains_alike(name, shard, shared=False, dtype_name="float32", **arguments):
     hvd.init()
     dtype = getattr(torch, dtype_name)
-    alone, net = odd(dtype), odd(dtype)
-    if shared:
-        hvd.share_parameters(net)
-    plain = hvd.DistributedOptimizer(optimizer_of(name, alone), **arguments)
-    cut = hvd.DistributedOptimizer(
-        optimizer_of(name, net), net.named_parameters(), shard=shard, **arguments
-    )
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in (plain, cut)]
-    for step in range(steps):
-        for each, optimizer in ((alone, plain), (net, cut)):
-            optimizer.zero_grad()
-            each(batch(step, dtype)).square().mean().backward()
-            if shard and optimizer is cut:
-                assert all(param.grad is None for param in net.parameters())
-            optimizer.step()
-        assert differences(net, alone) == [], f"after step {step + 1}"
-        for scheduler in schedulers:
-            scheduler.step()
+
+    def loss(net, step):
+        return net(batch(step, dtype)).square().mean()
+
+    make = functools.partial(optimizer_of, name)
+    ways = {"shard": shard, "shared": shared, "steps": 5, **arguments}
+    _, cut = train_alike(odd(dtype), make, loss, **ways)
     count = sum(
         value.numel()
         for state in cut.state.values()
@@ -107,34 +96,6 @@ ARGUMENTS = {
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_with_other_arguments_it_has_the_bits_of_the_unsharded_one(world, arguments):
     world.run(trains_alike, "Adam", True, **ARGUMENTS[arguments])
-
-
-def accumulates(how):
-    hvd.init()
-    alone, net = odd(), odd()
-    passes = 2 if how == "backward_passes_per_step" else 1
-    optimizers = [
-        hvd.DistributedOptimizer(
-            torch.optim.Adam(each.parameters()), backward_passes_per_step=passes, shard=shard
-        )
-        for each, shard in ((alone, False), (net, True))
-    ]
-    for step in range(3):
-        for each, optimizer in zip((alone, net), optimizers, strict=True):
-            optimizer.zero_grad()
-            for number in range(2):
-                is_last = number == 1 or how != "no_sync"
-                with contextlib.nullcontext() if is_last else optimizer.no_sync():
-                    each(batch(2 * step + number)).square().mean().backward()
-            optimizer.step()
-        assert differences(net, alone) == []
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.mpis("mpich")
-@pytest.mark.parametrize("how", ["no_sync", "backward_passes_per_step"])
-def test_several_backwards_have_the_bits_of_the_unsharded_ones(world, how):
-    world.run(accumulates, how)
 
 
 def only_some():

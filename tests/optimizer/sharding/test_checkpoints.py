@@ -8,15 +8,16 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.optimizer.sharding.state_dicts import MARK
-from tests.optimizer.sharding.models import OPTIMIZERS, differences, groups_of, odd
-from tests.optimizer.sharding.test_state_dicts import assert_same_state
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
-
-
-def optimizer_of(name, net):
-    kind, options = OPTIMIZERS[name]
-    return kind(groups_of(net, **options), **options)
+from tests.optimizer.sharding.alike import same_full
+from tests.optimizer.sharding.cuts import assert_same_state
+from tests.optimizer.sharding.models import (
+    SMALL_BUCKETS,
+    differences,
+    groups_of,
+    odd,
+    optimizer_of,
+    portions_of,
+)
 
 
 def sharded(name, net, shard=True, **arguments):
@@ -43,66 +44,66 @@ def through_a_file(thing):
     return torch.load(file, weights_only=True)
 
 
-def same_full(full, plain):
-    """Whether rank 0 has what one process has."""
-    wanted = plain.state_dict() if hvd.rank() == 0 else {}
-    assert full.keys() == wanted.keys()
-    if wanted:
-        assert full["param_groups"] == wanted["param_groups"]
-        assert_same_state(full["state"], wanted["state"])
-
-
-def checkpoints(name, shard):
+def checkpoints(name, shard, shared=False):
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
+
+    def again():
+        """The model in a new job."""
+        net = odd()
+        net.load_state_dict(model)
+        if shared:
+            hvd.share_parameters(net)
+        return net
+
+    def goes_on(net, optimizer):
+        train(net, optimizer, range(3, 6), rank == 0)
+        assert differences(net, alone) == []
+        return optimizer
+
     alone, net = odd(), odd()
+    if shared:
+        hvd.share_parameters(net)
     plain = optimizer_of(name, alone)
     optimizer = sharded(name, net, shard)
     train(alone, plain, range(3))
     train(net, optimizer, range(3), rank == 0)
     assert differences(net, alone) == []
-    full = optimizer.full_state_dict()
-    same_full(full, plain)
-    model = copy.deepcopy(net.state_dict())
-    shard_file = through_a_file(optimizer.state_dict())
-    shards = hvd.allgather_object(shard_file)
-    full = hvd.broadcast_object(through_a_file(full) if rank == 0 else None)
+    same_full(optimizer.full_state_dict(), plain)
+    model, full = copy.deepcopy(alone.state_dict()), through_a_file(plain.state_dict())
+    own = through_a_file(optimizer.state_dict())
+    shards = hvd.allgather_object(own)
     train(alone, plain, range(3, 6))
 
-    # Its own shard, before the first step of a new job.
-    net = odd()
-    net.load_state_dict(model)
-    optimizer = sharded(name, net, shard)
-    optimizer.load_state_dict(shard_file)
-    same_full(optimizer.full_state_dict(), plain_of(name, model, full))
-    train(net, optimizer, range(3, 6), rank == 0)
-    assert differences(net, alone) == []
-    same_full(optimizer.full_state_dict(), plain)
+    # Before the first step of a new job: its own shard, those of all, and the full state.
+    for given in (own, shards, full):
+        if given is not shards or shard is True:
+            net = again()
+            optimizer = sharded(name, net, shard)
+            optimizer.load_state_dict(copy.deepcopy(given))
+            same_full(optimizer.full_state_dict(), plain_of(name, model, full))
+            same_full(goes_on(net, optimizer).full_state_dict(), plain)
 
     # The full state, in the middle of another training.
     optimizer.load_state_dict(full)
     net.load_state_dict(model)
-    train(net, optimizer, range(3, 6), rank == 0)
-    assert differences(net, alone) == []
+    goes_on(net, optimizer)
 
     # In one process, not sharded, before the optimizer is wrapped; then all of it sharded.
-    net.load_state_dict(model)
+    net = again()
     inner = plain_of(name, model, full, net)
     optimizer = hvd.DistributedOptimizer(inner, net.named_parameters(), shard=shard, op=hvd.Sum)
     same_full(optimizer.full_state_dict(), plain_of(name, model, full))
-    train(net, optimizer, range(3, 6), rank == 0)
-    assert differences(net, alone) == []
+    goes_on(net, optimizer)
 
     # With another number of ranks.
     fewer = hvd.ProcessSet(range(size - 1))
     hvd.add_process_set(fewer)
-    if rank in fewer.ranks:
-        net = odd()
-        net.load_state_dict(model)
+    if rank in fewer.ranks and not shared:
+        net = again()
         optimizer = sharded(name, net, shard, process_set=fewer)
         optimizer.load_state_dict(shards)
-        train(net, optimizer, range(3, 6), rank == 0)
-        assert differences(net, alone) == []
+        goes_on(net, optimizer)
     hvd.barrier()
     hvd.remove_process_set(fewer)
     same = [each[MARK]["owners"] for each in shards]
@@ -122,18 +123,20 @@ def plain_of(name, model, full, net=None):
 @pytest.mark.ranks(2, 3)
 @pytest.mark.hosts("2,1")
 @pytest.mark.parametrize(
-    ("name", "shard"),
+    ("name", "shard", "shared"),
     [
-        pytest.param("Adam", True, marks=pytest.mark.wide_in(2, "2,1")),
-        pytest.param("Adam", "host", marks=pytest.mark.wide_in(2, 3)),
+        pytest.param("Adam", True, False, marks=pytest.mark.wide_in(2, "2,1")),
+        pytest.param("Adam", "host", False, marks=pytest.mark.wide_in(2, 3)),
+        pytest.param("Adam", "host", True, marks=pytest.mark.wide_in(2, 3)),
+        pytest.param("Adam", False, True, marks=pytest.mark.wide_in(2)),
         *(
-            pytest.param(name, True, marks=pytest.mark.wide)
+            pytest.param(name, True, False, marks=pytest.mark.wide)
             for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "Rprop")
         ),
     ],
 )
-def test_checkpoints_continue_the_training_of_one_process(world, name, shard):
-    world.run(checkpoints, name, shard, knobs=SMALL_BUCKETS)
+def test_checkpoints_continue_the_training_of_one_process(world, name, shard, shared):
+    world.run(checkpoints, name, shard, shared, knobs=SMALL_BUCKETS)
 
 
 def freezes_and_adds():
@@ -200,22 +203,26 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(world):
     world.run(refuses, knobs=SMALL_BUCKETS)
 
 
-def not_sharded():
+def disagrees():
     hvd.init()
     net = odd()
-    for op in (hvd.Average, hvd.Adasum):
-        optimizer = hvd.DistributedOptimizer(optimizer_of("Adam", net), op=op)
-        net(torch.ones(1, 3, 6, 6)).sum().backward()
-        wanted = torch.linalg.vector_norm(
-            torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
-        )
-        torch.testing.assert_close(optimizer.clip_grad_norm_(0.5), wanted)
-        optimizer.step()
-        optimizer.zero_grad()
-        full = optimizer.full_state_dict()
-        assert bool(full) == (hvd.rank() == 0)
+    optimizer = sharded("Adam", net)
+    with portions_of(64):
+        train(net, optimizer, range(2))
+    mine = list(optimizer.state.values())
+    if hvd.rank() == 1:
+        # As if an exception had ended a step among the portions of a parameter.
+        for state in mine[1::2]:
+            state["step"] += 1
+    with pytest.raises(ValueError, match=r"'step' of '.*' is \d.0 for .* but \d.0 for"):
+        optimizer.full_state_dict()
+    if hvd.rank() == 1:
+        for state in mine:
+            state.clear()
+    with pytest.raises(ValueError, match=r"has \['exp_avg', .* but \[\] for"):
+        optimizer.full_state_dict()
 
 
 @pytest.mark.ranks(2)
-def test_optimizers_that_are_not_sharded_have_the_same_methods(world):
-    world.run(not_sharded)
+def test_states_that_do_not_belong_together_are_an_error_on_every_rank(world):
+    world.run(disagrees)

@@ -15,8 +15,7 @@ from hvdlite.optimizer.overlap import on_the_way, watched_parameters
 from tests.harness.programs import run_program
 from tests.harness.worlds import mpiexec_command, python_of
 from tests.optimizer.sharding.late import Late
-from tests.optimizer.sharding.models import batch, differences, odd
-from tests.optimizer.sharding.test_bits import SMALL_BUCKETS
+from tests.optimizer.sharding.models import SMALL_BUCKETS, batch, differences, odd
 
 ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 

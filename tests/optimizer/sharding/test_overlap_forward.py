@@ -12,8 +12,7 @@ from torch import nn
 
 import hvdlite as hvd
 from tests.optimizer.sharding.late import Late
-from tests.optimizer.sharding.models import batch, differences, groups_of, odd
-from tests.optimizer.sharding.test_bits import SMALL_BUCKETS
+from tests.optimizer.sharding.models import SMALL_BUCKETS, batch, differences, groups_of, odd
 
 
 class Reader(nn.Module):

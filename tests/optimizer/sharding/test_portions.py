@@ -1,6 +1,5 @@
 """What the wrapped optimizer is given at a time: portions of what a rank owns."""
 
-import contextlib
 import copy
 import itertools
 
@@ -8,25 +7,15 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.optimizer.sharding import portions
-from hvdlite.optimizer.sharding.cut import Part
-from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS
+from hvdlite.optimizer.sharding import division
+from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS, Part
 from hvdlite.optimizer.sharding.state_dicts import MARK
-from tests.optimizer.sharding.models import differences, odd
-from tests.optimizer.sharding.test_bits import optimizer_of, trains_alike
-from tests.optimizer.sharding.test_checkpoints import same_full, sharded, through_a_file, train
+from tests.optimizer.sharding.alike import same_full
+from tests.optimizer.sharding.models import differences, odd, optimizer_of, portions_of
+from tests.optimizer.sharding.test_bits import trains_alike
+from tests.optimizer.sharding.test_checkpoints import sharded, through_a_file, train
 
 SIZE = 128  # elements of float32
-
-
-@contextlib.contextmanager
-def portions_of(elems):
-    """Inside, portions have about so many elements of float32."""
-    before, portions.PORTION_BYTES = portions.PORTION_BYTES, 4 * elems // torch.get_num_threads()
-    try:
-        yield
-    finally:
-        portions.PORTION_BYTES = before
 
 
 # ---- the cuts ----
@@ -37,8 +26,8 @@ def portions_of(elems):
 def test_portions_cover_a_part_in_about_equal_sizes_cut_at_multiples_of_64(begin, size):
     param = torch.zeros(begin + size + 7)
     part = Part(1, begin, begin + size)
-    groups = [{"params": [torch.zeros(3), param]}]
-    cut = portions._cut(part, SIZE)
+    with portions_of(SIZE):
+        cut = division.portions_of(part, param, {})
     assert [each.index for each in cut] == [1] * len(cut)
     assert [cut[0].begin, cut[-1].end] == [part.begin, part.end]
     for before, after in itertools.pairwise(cut):
@@ -46,19 +35,11 @@ def test_portions_cover_a_part_in_about_equal_sizes_cut_at_multiples_of_64(begin
         assert after.begin % ALIGNMENT_ELEMS == 0
     assert all(0 < each.end - each.begin < 1.5 * SIZE + ALIGNMENT_ELEMS for each in cut)
     assert len(cut) <= max(round(size / SIZE), 1)
-    # A part that is no larger than the caches stays whole.
-    assert portions.portions_of([part], [torch.zeros(3), param], groups) == (part,)
-
-
-@pytest.mark.parametrize(
-    ("options", "number"), [({}, 4), ({"foreach": False}, 4), ({"foreach": True}, 1)]
-)
-def test_only_an_optimizer_that_does_one_tensor_after_the_other_gets_portions(options, number):
-    other, param = torch.zeros(3), torch.zeros(4 * SIZE)
-    groups = [{"params": [other], "foreach": True}, {"params": [param], **options}]
-    parts = [Part(0, 0, 3), Part(1, 0, 4 * SIZE)]
+    # A part that is no larger than the caches stays whole, and all that does not gain by it.
+    assert division.portions_of(part, param, {"foreach": False}) == [part]
     with portions_of(SIZE):
-        assert len(portions.portions_of(parts, [other, param], groups)) == 1 + number
+        assert division.portions_of(part, param, {"foreach": True}) == [part]
+        assert division.portions_of(part, param, {"fused": True}) == [part]
 
 
 # ---- training ----

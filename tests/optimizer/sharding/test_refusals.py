@@ -21,6 +21,9 @@ def refuses_arguments():
         hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), op=hvd.Adasum, shard=True)
     with pytest.raises(ValueError, match="LBFGS can't be sharded"):
         hvd.DistributedOptimizer(torch.optim.LBFGS(net.parameters()), shard=True)
+    optimizer = torch.optim.Adam(net.parameters(), differentiable=True)
+    with pytest.raises(ValueError, match="Adam with differentiable=True can't be sharded"):
+        hvd.DistributedOptimizer(optimizer, shard=True)
 
 
 @pytest.mark.ranks(1)

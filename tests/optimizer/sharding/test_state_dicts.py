@@ -9,17 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdlite.optimizer.sharding.cut import Part
-from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, whole_state
+from hvdlite.optimizer.sharding.division import Part
+from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, shaped_state
 from hvdlite.optimizer.sharding.state_dicts import (
     MARK,
-    Sharding,
     ShardStateDict,
-    full_states,
     loaded,
     shard_state_dict,
 )
 from tests.optimizer.sharding import cuts
+from tests.optimizer.sharding.cuts import assert_same_state
 
 KINDS = {
     "Adam": lambda params: torch.optim.Adam(params),
@@ -34,46 +33,21 @@ KINDS = {
 }
 
 
-def assert_same_state(states, wanted):
-    assert states.keys() == wanted.keys()
-    for index, state in states.items():
-        assert state.keys() == wanted[index].keys()
-        for key, value in state.items():
-            expected = wanted[index][key]
-            assert same(value, expected), (index, key, value, expected)
-            if isinstance(value, torch.Tensor):
-                assert Whole.of(key, value).steps == Whole.of(key, expected).steps
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.data(), cuts.shapes, st.sampled_from(list(KINDS)))
-def test_cutting_and_uniting_are_inverse(data, shapes, kind):
-    transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
-    params = cuts.params_of(shapes, transposed)
+def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, kind):
+    params = cuts.params_of(shapes, data.draw(st.sets(st.integers(0, len(shapes) - 1))))
     wholes = cuts.wholes_of(params)
     full = cuts.trained(params, KINDS[kind]).state_dict()
-    shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
-    wanted = {index: state for index, state in full["state"].items() if state}
-    assert_same_state(dict(full_states(shards)), wanted)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.data(), cuts.shapes)
-def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes):
-    params = cuts.params_of(shapes)
-    wholes = cuts.wholes_of(params)
-    full = cuts.trained(params, KINDS["Adam"]).state_dict()
     shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
     # As if the parameters of the second training had another memory format.
     transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
     wholes = cuts.wholes_of(cuts.params_of(shapes, transposed))
-    cut = data.draw(cuts.cuts(wholes))
     order = data.draw(st.permutations(shards))
-    for owner in range(len(cut)):
-        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
-        from_shards, from_full = loaded(order, own), loaded(full, own)
-        assert_same_state(dict(enumerate(from_shards.states)), dict(enumerate(from_full.states)))
-        assert from_shards.groups == from_full.groups
+    for own in cuts.shardings(wholes, data.draw(cuts.cuts(wholes))):
+        (_, groups, found), (_, options, expected) = loaded(order, own), loaded(full, own)
+        assert_same_state(dict(enumerate(found)), dict(enumerate(expected)))
+        assert groups == options
 
 
 @settings(deadline=None, max_examples=50)
@@ -84,23 +58,19 @@ def test_a_rank_needs_only_the_shards_that_have_its_elements(data, shapes):
     full = cuts.trained(params, KINDS["Adam"]).state_dict()
     before = data.draw(cuts.cuts(wholes))
     shards = cuts.shards_of(full, before, wholes)
-    cut = data.draw(cuts.cuts(wholes))
     left_out = data.draw(st.integers(0, len(shards) - 1))
-    for owner, parts in enumerate(cut):
+    rest = shards[:left_out] + shards[left_out + 1 :]
+    for own in cuts.shardings(wholes, data.draw(cuts.cuts(wholes))):
         needs = any(
             each.index == part.index and each.begin < part.end and part.begin < each.end
             for each in before[left_out]
-            for part in parts
+            for part in own.division.own
         )
-        own = Sharding("Adam", wholes, (len(wholes),), cut, owner)
-        rest = shards[:left_out] + shards[left_out + 1 :]
         if needs and rest:
             with pytest.raises(ValueError, match=f"of {len(before)}, and owner {left_out} has"):
                 loaded(rest, own)
         elif rest:
-            assert_same_state(
-                dict(enumerate(loaded(rest, own).states)), dict(enumerate(loaded(full, own).states))
-            )
+            assert same(loaded(rest, own)[2], loaded(full, own)[2])
 
 
 def test_the_elements_of_a_part_are_counted_in_the_order_of_memory():
@@ -121,7 +91,7 @@ def test_a_part_of_one_element_does_not_make_a_number_of_a_tensor():
         (Part(0, 0, 1), {"buffer": torch.tensor([1.0]), "count": count}),
         (Part(0, 1, 3), {"buffer": torch.tensor([2.0, 3.0]), "count": count}),
     ]
-    state = whole_state(pieces, whole)
+    state = shaped_state(recut(pieces, whole, 0, 3), whole)
     assert state["buffer"].tolist() == [1.0, 2.0, 3.0]
     assert state["count"].tolist() == [7.0]
 
@@ -157,12 +127,7 @@ def case(owners=3, make=KINDS["Adam"]):
     full = cuts.trained(params, make).state_dict()
     cut = cuts.halves(wholes, owners)
     shards = cuts.shards_of(full, cut, wholes)
-    return (
-        params,
-        full,
-        shards,
-        [Sharding("Adam", wholes, (2,), cut, owner) for owner in range(owners)],
-    )
+    return params, full, shards, cuts.shardings(wholes, cut)
 
 
 def test_a_shard_survives_a_file_that_is_read_with_weights_only():
@@ -173,81 +138,88 @@ def test_a_shard_survives_a_file_that_is_read_with_weights_only():
     read = torch.load(file, weights_only=True)["optimizer"]
     assert type(read) is ShardStateDict
     assert read[MARK] == shards[1][MARK]
-    found = loaded(read, own[1])
-    assert_same_state(dict(enumerate(found.states)), dict(enumerate(loaded(full, own[1]).states)))
-    assert found.groups[0]["lr"] == 0.001
+    _, groups, states = loaded(read, own[1])
+    assert same(states, loaded(full, own[1])[2])
+    assert groups[0]["lr"] == 0.001
 
 
-def test_a_plain_optimizer_refuses_a_shard_in_plain_words():
-    params, _, shards, _ = case()
+def test_a_plain_optimizer_refuses_a_shard_also_one_of_which_a_framework_made_a_plain_dict():
+    params, _, shards, own = case()
     plain = torch.optim.Adam(params)
     with pytest.raises(ValueError, match=r"shard 1 of 3 of the state .*full_state_dict\(\) gives"):
         plain.load_state_dict(shards[1])
-
-
-def test_a_plain_optimizer_refuses_a_shard_of_which_a_framework_made_a_plain_dict():
-    params, _, shards, _ = case()
-    plain = torch.optim.Adam(params)
     with pytest.raises(ValueError, match="parameter group that doesn't match the size"):
         plain.load_state_dict(dict(shards[1]))
+    # For a sharded one it is the shard.
+    assert same(loaded(dict(shards[1]), own[1]), loaded(shards[1], own[1]))
 
 
-def test_a_plain_dict_of_a_shard_loads_as_the_shard():
+def changed(**changes):
+    """Its own shard, for an optimizer with these changes."""
     _, _, shards, own = case()
-    assert loaded(dict(shards[1]), own[1]).states[0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    return shards[0], dataclasses.replace(own[0], **changes)
 
 
-def refused(given, own):
-    with pytest.raises(ValueError, match=r"shard|state.dict") as caught:
-        loaded(given, own)
-    return str(caught.value)
+def of_other(name, shape, stride):
+    return changed(wholes=(Whole("p0", (2, 3), (3, 1)), Whole(name, shape, stride)))
 
 
-def test_the_shard_of_another_rank_is_refused():
-    _, _, shards, own = case()
-    words = "the shard is that of owner 0 of 3, and this rank is owner 1 (counted from 0)"
-    assert words in refused(shards[0], own[1])
+def everything(given, own):
+    """The shards of all owners, and the full state, for the same optimizer."""
+    return case()[2], own
 
 
-def test_a_shard_of_another_number_of_ranks_asks_for_all_of_them():
-    _, _, shards, _ = case(3)
-    _, _, _, own = case(2)
-    words = refused(shards[0], own[0])
-    assert words.startswith("the shard is one of 3, and here 2 ranks share the state: on every")
-    assert "load_state_dict([torch.load(file) for file in files])" in words
+GROUPS = "has 1 parameter group with [2] parameters, and this optimizer 2 with [1, 1]"
+OF_ALL = "list of the shards of all 3 owners, optimizer.load_state_dict([torch.load(file) for"
+REFUSED = {
+    "is that of owner 0 of 3, and this rank is owner 1 (counted from 0)": [
+        lambda: (case()[2][0], case()[3][1])
+    ],
+    f"the shard is one of 3, and here 2 ranks share the state: on every rank, give "
+    f"load_state_dict a {OF_ALL}": [lambda: (case(3)[2][0], case(2)[3][0])],
+    "lay in memory in another order (memory_format)": [
+        lambda: changed(wholes=(Whole("p0", (2, 3), (1, 2)), Whole("p1", (5,), (1,))))
+    ],
+    "the shard is of the optimizer Adam, and this one is SGD": [lambda: changed(optimizer="SGD")],
+    "'p1' of shape [5] there, and 'p1' of shape [6] here": [
+        lambda: of_other("p1", (6,), (1,)),
+        lambda: everything(*of_other("p1", (6,), (1,))),
+    ],
+    "'p1' of shape [5] there, and 'x' of shape [5] here": [lambda: of_other("x", (5,), (1,))],
+    GROUPS: [
+        lambda: changed(group_sizes=(1, 1)),
+        lambda: everything(*changed(group_sizes=(1, 1))),
+        lambda: (case()[1], changed(group_sizes=(1, 1))[1]),
+    ],
+    "are cut anywhere, and here they are dealt out whole": [lambda: changed(dealt_whole=True)],
+    "were not saved together: one has 3 owners, another 2": [
+        lambda: ([case(3)[2][0], case(2)[2][1]], case()[3][0])
+    ],
+    "has version 9 of the format, and this hvdlite reads version 1": [
+        lambda: ({MARK: {"version": 9}}, case()[3][0])
+    ],
+    "expected what optimizer.state_dict() or full_state_dict()": [
+        lambda: (3, case()[3][0]),
+        lambda: ([], case()[3][0]),
+        lambda: ([{}], case()[3][0]),
+    ],
+    "full_state_dict() gives {} on all ranks but rank 0": [lambda: ({}, case()[3][0])],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_fit_is_refused_with_the_reason(words):
+    for make in REFUSED[words]:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            loaded(*make())
 
 
 def test_a_rank_takes_the_cut_of_its_shard():
     _, _, shards, own = case()
-    other = dataclasses.replace(own[0], cut=(own[0].cut[1], own[0].cut[0], own[0].cut[2]))
-    found = loaded(shards[0], other)
-    assert found.sharding == own[0]
-    assert same(found.states, loaded(shards[0], own[0]).states)
-
-
-def test_a_shard_of_another_order_of_memory_asks_for_all_of_them():
-    _, full, shards, own = case()
-    turned = cuts.wholes_of(cuts.params_of([(2, 3), (5,)], transposed={0}))
-    other = dataclasses.replace(own[0], wholes=turned)
-    assert "lay in memory in another order (memory_format)" in refused(shards[0], other)
-    assert same(loaded(shards, other).states, loaded(full, other).states)
-
-
-def test_the_shard_of_another_optimizer_is_refused():
-    _, _, shards, own = case()
-    words = "the shard is of the optimizer Adam, and this one is SGD"
-    assert words in refused(shards[0], dataclasses.replace(own[0], optimizer="SGD"))
-
-
-def test_the_shard_of_another_model_is_refused_with_the_parameter():
-    _, _, shards, own = case()
-    wholes = (own[0].wholes[0], Whole("p1", (6,), (1,)))
-    words = (
-        "the shard is of another model: parameter 1 is 'p1' of shape [5] there, and 'p1' of shape "
-        "[6] here"
-    )
-    for saved in (shards[0], shards):
-        assert words in refused(saved, dataclasses.replace(own[0], wholes=wholes))
+    other = dataclasses.replace(own[0], division=own[1].division)
+    division, _, states = loaded(shards[0], other)
+    assert division == own[0].division
+    assert same(states, loaded(shards[0], own[0])[2])
 
 
 def test_names_count_only_where_both_have_some():
@@ -257,24 +229,6 @@ def test_names_count_only_where_both_have_some():
         for index, whole in enumerate(own[0].wholes)
     )
     loaded(shards[0], dataclasses.replace(own[0], wholes=unnamed))
-    renamed = tuple(dataclasses.replace(whole, name="x") for whole in own[0].wholes)
-    words = "parameter 0 is 'p0' of shape [2, 3] there, and 'x' of shape [2, 3] here"
-    assert words in refused(shards[0], dataclasses.replace(own[0], wholes=renamed))
-
-
-def test_other_parameter_groups_are_refused():
-    _, full, shards, own = case()
-    words = "has 1 parameter group with [2] parameters, and this optimizer 2 with [1, 1]"
-    for saved in (full, shards[0], shards):
-        assert words in refused(saved, dataclasses.replace(own[0], group_sizes=(1, 1)))
-
-
-def test_shards_that_were_not_saved_together_are_refused():
-    _, _, shards, own = case()
-    _, _, others, _ = case(2)
-    assert "were not saved together: one has 3 owners, another 2" in refused(
-        [shards[0], others[1]], own[0]
-    )
 
 
 def test_hosts_may_have_divided_the_state_in_different_ways():
@@ -282,24 +236,7 @@ def test_hosts_may_have_divided_the_state_in_different_ways():
     _, _, others, _ = case(2)
     for shard in (*shards, *others):
         shard[MARK]["in_hosts"] = True
-    assert same(loaded([*others, *shards], own[1]).states, loaded(full, own[1]).states)
-
-
-def test_a_newer_format_is_refused_with_both_versions():
-    _, _, shards, own = case()
-    shard = {**shards[0], MARK: {**shards[0][MARK], "version": 9}}
-    assert "has version 9 of the format, and this hvdlite reads version 1" in refused(shard, own[0])
-
-
-@pytest.mark.parametrize("given", [None, 3, [], [{}]])
-def test_what_is_no_state_dict_is_refused(given):
-    assert "expected what optimizer.state_dict() or full_state_dict()" in refused(
-        given, case()[3][0]
-    )
-
-
-def test_the_empty_dict_of_full_state_dict_is_refused_with_its_reason():
-    assert "full_state_dict() gives {} on all ranks but rank 0" in refused({}, case()[3][0])
+    assert same(loaded([*others, *shards], own[1])[2], loaded(full, own[1])[2])
 
 
 def test_parameters_that_are_dealt_whole_keep_a_state_of_any_shape():
@@ -307,13 +244,13 @@ def test_parameters_that_are_dealt_whole_keep_a_state_of_any_shape():
     cut = ((Part(1, 0, 4),), (Part(0, 0, 6),))
     states = [{"row": torch.ones(2), "step": 3}, {"momentum": torch.ones(4)}]
     groups = [{"lr": 0.1, "params": [0, 1]}]
-    own = [Sharding("Muon", wholes, (2,), cut, owner, dealt_whole=True) for owner in (0, 1)]
+    own = cuts.shardings(wholes, cut, dealt_whole=True)
+    full = {"state": dict(enumerate(states)), "param_groups": groups}
     shards = [
-        shard_state_dict(own[0], groups, [states[1]]),
-        shard_state_dict(own[1], groups, [states[0]]),
+        shard_state_dict(each, full, [states[index]])
+        for each, index in zip(own, (1, 0), strict=True)
     ]
-    full = {"state": dict(full_states(shards)), "param_groups": groups}
-    assert_same_state(full["state"], {0: states[0], 1: states[1]})
     for saved in (shards[1], shards[::-1], full):
-        assert same(loaded(saved, own[1]).states, [states[0]])
-    assert "owner 1 has them" in refused(shards[:1], own[1])
+        assert same(loaded(saved, own[1])[2], [states[0]])
+    with pytest.raises(ValueError, match="owner 1 has them"):
+        loaded(shards[:1], own[1])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from tests.optimizer.sharding.test_checkpoints import same_full
+from tests.optimizer.sharding.alike import same_full
 
 SHARDS = [
     True,

@@ -4,46 +4,29 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.optimizer.sharding import whole_again
-from tests.optimizer.sharding.models import batch, odd
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
-
-
-def pair_of(make, shard=True, **options):
-    """The same parameters, trained unsharded and sharded."""
-    alone, params = make(), make()
-    optimizers = [
-        hvd.DistributedOptimizer(torch.optim.AdamW(each, lr=0.01), shard=cut, **options)
-        for each, cut in ((alone, False), (params, shard))
-    ]
-    return (alone, params), optimizers
+from hvdlite.optimizer.sharding import arrivals
+from tests.optimizer.sharding.alike import train_alike
+from tests.optimizer.sharding.models import SMALL_BUCKETS, batch, odd
 
 
-def steps(pair, optimizers, number=2):
-    for step in range(number):
-        for params, optimizer in zip(pair, optimizers, strict=True):
-            optimizer.zero_grad()
-            sum((p * p).abs().sum() * (hvd.rank() + step + 1) for p in params).backward()
-            optimizer.step()
-        assert all(map(torch.equal, *pair))
+def of_sizes(sizes, dtype=torch.float32, memory_format=torch.preserve_format):
+    torch.manual_seed(1)
+    made = [torch.randn(size, dtype=dtype).to(memory_format=memory_format) for size in sizes]
+    return torch.nn.ParameterList(made)
 
 
-def of_sizes(sizes, dtype, memory_format=None):
-    def make():
-        torch.manual_seed(1)
-        made = [torch.randn(size, dtype=dtype) for size in sizes]
-        if memory_format is not None:
-            made = [tensor.to(memory_format=memory_format) for tensor in made]
-        return [torch.nn.Parameter(tensor) for tensor in made]
+def adamw(net):
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
 
-    return make
+
+def loss(net, step):
+    return sum((p * p).abs().sum() * (hvd.rank() + step + 1) for p in net.parameters())
 
 
 CASES = {
-    "one": ([(1,)], torch.float32),
-    "many tiny": ([(number % 5,) for number in range(300)], torch.float32),
-    "odd": ([(33,), (), (1001,), (0, 3), (7, 11), (40_009,)], torch.float32),
+    "one": ([(1,)],),
+    "many tiny": ([(number % 5,) for number in range(300)],),
+    "odd": ([(33,), (), (1001,), (0, 3), (7, 11), (40_009,)],),
     "half": ([(33,), (1001,), (3,)], torch.bfloat16),
     "double": ([(33,), (1001,), (3,)], torch.float64),
     "complex": ([(33,), (1001,), (3,)], torch.complex64),
@@ -51,10 +34,9 @@ CASES = {
 }
 
 
-def unites(case):
+def unites(case, compression=hvd.Compression.none):
     hvd.init()
-    pair, optimizers = pair_of(of_sizes(*CASES[case]))
-    steps(pair, optimizers)
+    train_alike(of_sizes(*CASES[case]), adamw, loss, steps=2, compression=compression)
     hvd.barrier()
 
 
@@ -69,27 +51,23 @@ def test_parameters_of_any_size_and_kind_are_united(world, case):
 @pytest.mark.ranks(3)
 @pytest.mark.mpis("mpich")
 def test_gradients_that_travel_as_16_bits_cut_parameters_of_32(world):
-    world.run(unites_compressed)
-
-
-def unites_compressed():
-    hvd.init()
-    make = of_sizes(*CASES["odd"])
-    steps(*pair_of(make, compression=hvd.Compression.bf16))
-    hvd.barrier()
+    world.run(unites, "odd", hvd.Compression.bf16)
 
 
 def gets_other_memory():
     """`param.data = …` between two steps, on one rank only."""
     hvd.init()
-    pair, optimizers = pair_of(of_sizes([(1001,), (33,), (5000,)], torch.float32))
-    steps(pair, optimizers)
-    former = pair[1][2].data
-    if hvd.rank() == 0:
-        pair[1][2].data = former.clone()
-        former.fill_(7)
-    steps(pair, optimizers)
-    assert hvd.rank() or former.eq(7).all(), "the former memory was written"
+    former = []
+
+    def moves_one(net, step):
+        if step == 2 and hvd.rank() == 0:
+            former.append(net[2].data)
+            net[2].data = former[-1].clone()
+            former[-1].fill_(7)
+        return loss(net, step)
+
+    train_alike(of_sizes([(1001,), (33,), (5000,)]), adamw, moves_one)
+    assert all(each.eq(7).all() for each in former), "the former memory was written"
     hvd.barrier()
 
 
@@ -120,9 +98,9 @@ def leaves_gradients(shard):
         assert all(moved)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(saved, x)
-    unions = optimizer._hvdlite_update._whole_again._transfers
+    unions = optimizer._hvdlite_update._arrivals
     assert unions
-    assert all(type(union) is whole_again.UnionInPlace for union in unions)
+    assert all(type(union) is arrivals.UnionInPlace for union in unions)
     everyones = hvd.allgather_object([p.detach() for p in net.parameters()])
     assert all(map(torch.equal, everyones[0], everyones[-1]))
 

@@ -4,14 +4,21 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.optimizer.sharding.models import batch, differences, groups_of, odd
-
-SMALL_BUCKETS = {"HVDLITE_BUCKET_BYTES": "6000", "HVDLITE_FIRST_BUCKET_BYTES": "500"}
+from tests.optimizer.sharding.models import (
+    SMALL_BUCKETS,
+    batch,
+    differences,
+    groups_of,
+    odd,
+    optimizer_of,
+)
 
 
 def clips(shard, order):
     hvd.init()
     alone, net = odd(torch.float64), odd(torch.float64)
+    if not shard:
+        hvd.share_parameters(net)
     plain = hvd.DistributedOptimizer(torch.optim.SGD(groups_of(alone), lr=0.1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups_of(net), lr=0.1), shard=shard)
     for step in range(3):
@@ -19,8 +26,9 @@ def clips(shard, order):
             own.zero_grad()
             each(batch(step, torch.float64)).square().mean().backward()
         wanted = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1, order)
-        with pytest.raises(RuntimeError, match="are sharded by DistributedOptimizer"):
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1, order)
+        if shard:
+            with pytest.raises(RuntimeError, match="are sharded by DistributedOptimizer"):
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1, order)
         norm = optimizer.clip_grad_norm_(0.1, order)
         torch.testing.assert_close(norm, wanted, rtol=1e-13, atol=0.0)
         everyones = hvd.allgather(norm.view(torch.int64)[None])
@@ -40,6 +48,7 @@ def clips(shard, order):
     ("shard", "order"),
     [
         (True, 2.0),
+        (False, 2.0),
         pytest.param("host", 2.0, marks=pytest.mark.wide),
         pytest.param(True, float("inf"), marks=pytest.mark.wide),
         pytest.param(True, 1.0, marks=pytest.mark.wide),
@@ -49,14 +58,14 @@ def test_clipping_has_the_norm_of_one_process_on_every_rank(world, shard, order)
     world.run(clips, shard, order, knobs=SMALL_BUCKETS)
 
 
-def scales(shard, passes):
+def scales(shard, passes, fused):
     """One rank overflows in one step; some steps unscale before the step."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     nets = odd(), odd()
     optimizers = [
         hvd.DistributedOptimizer(
-            torch.optim.SGD(groups_of(net), lr=0.1, momentum=0.9),
+            torch.optim.SGD(groups_of(net), lr=0.1, momentum=0.9, fused=fused),
             shard=each,
             op=hvd.Sum,
             backward_passes_per_step=passes,
@@ -90,15 +99,16 @@ def scales(shard, passes):
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize(
-    ("shard", "passes"),
+    ("shard", "passes", "fused"),
     [
-        (True, 1),
-        pytest.param(True, 2, marks=pytest.mark.wide),
-        pytest.param("host", 1, marks=pytest.mark.wide),
+        (True, 1, False),
+        (True, 1, True),
+        pytest.param(True, 2, False, marks=pytest.mark.wide),
+        pytest.param("host", 1, False, marks=pytest.mark.wide),
     ],
 )
-def test_all_ranks_skip_a_step_in_which_one_overflows(world, shard, passes):
-    world.run(scales, shard, passes, knobs=SMALL_BUCKETS)
+def test_all_ranks_skip_a_step_in_which_one_overflows(world, shard, passes, fused):
+    world.run(scales, shard, passes, fused, knobs=SMALL_BUCKETS)
 
 
 def one_part_overflows():
@@ -112,7 +122,12 @@ def one_part_overflows():
         weights = torch.ones(1000)
         weights[-1] = float("inf") if bad else 1.0
         scaler.scale((param * weights).sum()).backward()
+        if bad:
+            with pytest.raises(RuntimeError, match="the norm of order 2 of all gradients is inf"):
+                optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
         scaler.unscale_(optimizer)
+        with pytest.raises(RuntimeError, match="already been called on this optimizer"):
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
     assert torch.equal(param.detach(), torch.full((1000,), -2.0))
@@ -135,3 +150,23 @@ def broadcasts():
 @pytest.mark.ranks(2)
 def test_the_state_of_a_sharded_optimizer_is_not_broadcast(world):
     world.run(broadcasts)
+
+
+def not_sharded():
+    hvd.init()
+    net = odd()
+    for op in (hvd.Average, hvd.Adasum):
+        optimizer = hvd.DistributedOptimizer(optimizer_of("Adam", net), op=op)
+        net(torch.ones(1, 3, 6, 6)).sum().backward()
+        wanted = torch.nn.utils.get_total_norm(
+            [p.grad for p in net.parameters() if p.grad is not None]
+        )
+        torch.testing.assert_close(optimizer.clip_grad_norm_(0.5), wanted)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert bool(optimizer.full_state_dict()) == (hvd.rank() == 0)
+
+
+@pytest.mark.ranks(2)
+def test_optimizers_that_are_not_sharded_have_the_same_methods(world):
+    world.run(not_sharded)
