@@ -188,21 +188,14 @@ def DistributedOptimizer(
         clip_guard.release(params)
     kind = type(optimizer).__name__
     check = PeriodicCheck(process_set, names.of)
+    own: dict[str, Any] = {"_hvdlite_check": check}
     if op is Adasum:
-        deltas = Deltas(
+        own["_hvdlite_deltas"] = Deltas(
             *(lambda: optimizer.param_groups, names, combining, kind, process_set, check_start),
             besides=check.besides,
+            passes=passes,
         )
-        of_deltas: Any = wrap(
-            optimizer,
-            DeltaOptimizer,
-            _hvdlite_deltas=deltas,
-            _hvdlite_passes=[passes],
-            _hvdlite_check=check,
-        )
-        check.look_at(of_deltas)
-        faults.put_into(of_deltas, names.of)
-        return of_deltas
+        return _wrapped(optimizer, DeltaOptimizer, own)
     shards = update = None
     if divides:
         shards = Shards(type(optimizer), shard, lambda: optimizer.param_groups, process_set)
@@ -220,23 +213,25 @@ def DistributedOptimizer(
         shards=shards,
         frees=frees,
     )
-    own: dict[str, Any] = {
-        "_hvdlite_reducer": reducer,
-        "_hvdlite_calls": Calls(),
-        "_hvdlite_check": check,
-    }
+    own |= {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
     if shards is None:
-        result: Any = wrap(optimizer, GradientOptimizer, **own)
+        result = _wrapped(optimizer, GradientOptimizer, own)
     else:
         update = Update(shards, Watching(model) if model is not None else None)
         states = PartStates(shards, update, names.of)
         own |= {"_hvdlite_update": update, "_hvdlite_states": states}
-        result = wrap(optimizer, ShardedOptimizer, **own)
+        result = _wrapped(optimizer, ShardedOptimizer, own)
         if shard:
             clip_guard.guard(params, result)
-    check.look_at(result)
     weakref.finalize(result, _end, reducer, update).atexit = False
-    faults.put_into(result, names.of)
+    return result
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, kind: type[Wrapper], own: dict[str, Any]) -> Any:
+    result = wrap(optimizer, kind, **own)
+    check: PeriodicCheck = own["_hvdlite_check"]
+    check.look_at(result)
+    faults.put_into(result, check.name_of)
     return result
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hvdlite.errors import NumericsError
 from hvdlite.optimizer.arguments import checked_passes, checked_weight
 from hvdlite.optimizer.losses import loss_of_all
@@ -121,19 +119,6 @@ class GradientOptimizer(Wrapper):
 
     def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().step(*args, **kwargs)
-
-    def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> torch.Tensor:
-        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, when their
-        gradients are reduced; returns the norm before clipping. Reduces them if they are not
-        yet, and so every rank calls it."""
-        self._finish()
-        return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.
@@ -300,10 +285,6 @@ class GradientOptimizer(Wrapper):
         name = own_name(gradients.name, "loss", "the reduction of the closure's loss of {}")
         op = gradients.combining.op
         return loss_of_all(loss, name, op, gradients.process_set, reducer.weights.last)
-
-    def _is_first(self) -> bool:
-        team = self._hvdlite_reducer.gradients.process_set.team
-        return team is not None and team.rank == 0
 
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, followed by the reduction of its gradients and its loss. The optimizer may

@@ -37,7 +37,7 @@ from hvdlite.optimizer.checks.consistency import (
 )
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
-from hvdlite.optimizer.checks.start_values import StartValues, report_difference
+from hvdlite.optimizer.checks.start_values import StartValues
 from hvdlite.optimizer.hooks import hook, remove_hooks
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.own_names import name_of_optimizer, names_in_words, own_name
@@ -224,10 +224,9 @@ class Gradients:
             self.backward_order.forget()
             return
         if self._start is not None:
-            found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
             try:
+                self._start.require_same(self.backward_order.start_hashes, self.team, self.name)
                 require_no_other_reducer(self._params)
-                report_difference(found, self.team)
             except Exception:
                 self._start = None
                 raise

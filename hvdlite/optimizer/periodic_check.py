@@ -27,7 +27,7 @@ class PeriodicCheck:
         self, process_set: ProcessSet, name_of: Callable[[torch.Tensor, int], str]
     ) -> None:
         """name_of: gives the name for a parameter and its index."""
-        self._process_set = process_set
+        self.process_set = process_set
         self.name_of = name_of
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
         # Steps in a row of which the gradients were not reduced.
@@ -50,7 +50,7 @@ class PeriodicCheck:
         """After a step with this rank's own gradients, of which the ranks need not make the same
         number: so nothing is compared. Says so once if as many follow each other as should be
         compared."""
-        team = self._process_set.team
+        team = self.process_set.team
         if world.active is None or team is None or team.size == 1:
             return
         self._local_steps += 1
@@ -76,7 +76,7 @@ class PeriodicCheck:
         """
         self.steps += 1
         self._local_steps = 0
-        team = self._process_set.team
+        team = self.process_set.team
         if world.active is None or team is None or team.size == 1:
             return
         config = world.active.config
@@ -87,12 +87,11 @@ class PeriodicCheck:
         if counted % every:
             return
         label = own_name(name, "check", f"the comparison of the values of {{}} ({VARIABLE})")
-        comparison = Comparison(VARIABLE, label, team, self._process_set, config.repairs_parameters)
-        try:
-            entries = list(parameters_in(optimizer, self.name_of))
-            on_the_way.wait_for([each.tensor for each in entries])
-            entries += self.besides()
-        except Exception:
-            comparison.give_up()
-            raise
+        comparison = Comparison(VARIABLE, label, team, self.process_set, config.repairs_parameters)
+
+        def entries() -> list[Entry]:
+            parameters = list(parameters_in(optimizer, self.name_of))
+            on_the_way.wait_for([each.tensor for each in parameters])
+            return [*parameters, *self.besides()]
+
         comparison.run(entries, self.steps)

@@ -8,7 +8,7 @@ descriptions, so that every rank raises the same error, which names the paramete
 from __future__ import annotations
 
 import hashlib
-import pickle
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,50 +16,24 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.differing_ranks import which_ranks
-from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.slot import strides_in_place
+from hvdlite.optimizer.checks.rows import Exchange
 from hvdlite.own_names import own_name
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """What must be the same on all ranks about one parameter.
+class Model:
+    """What an optimizer reduces, and how: what must be the same on all ranks.
 
-    device: its type, and its index among the devices that this rank uses, in order of first use:
-        ranks may use different devices.
+    options: their names and values, in words. parameters: of each some words, of which texts show
+        the first, and of the others those that differ.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    device: str
-    requires_grad: bool
-    group: int | None
-
-    def in_words(self, others: Sequence[Parameter]) -> str:
-        """Its description, with everything in which it differs from the others."""
-        text = f"{self.name!r} {self.dtype}{list(self.shape)}"
-        if any(other.requires_grad != self.requires_grad for other in others):
-            text += " with gradients" if self.requires_grad else " frozen"
-        if any(other.strides != self.strides for other in others):
-            text += f" with strides {list(self.strides)}" if self.strides else " contiguous"
-        if any(other.device != self.device for other in others):
-            text += f" on {self.device}"
-        if any(other.group != self.group for other in others):
-            text += " in no group" if self.group is None else f" in group {self.group}"
-        return text
-
-
-@dataclass(frozen=True)
-class Model:
-    """What an optimizer reduces, and how. options: their names and values, in words."""
-
     options: tuple[tuple[str, str], ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[tuple[str, ...], ...]
 
     def hash(self) -> int:
         """A hash of 64 bits, the same for the same model on every rank."""
@@ -80,21 +54,24 @@ def parameters_of(
     params: Sequence[torch.Tensor],
     name_of: Callable[[torch.Tensor, int], str],
     group_of: Mapping[int, int],
-) -> tuple[Parameter, ...]:
+) -> tuple[tuple[str, ...], ...]:
     """name_of: gives the name for a parameter and its index. group_of: by a parameter's id."""
+    # Devices are numbered in order of first use, as ranks may use different ones.
     devices: dict[torch.device, int] = {}
-    return tuple(
-        Parameter(
-            name_of(param, index),
-            str(param.dtype).removeprefix("torch."),
-            tuple(param.shape),
-            strides_in_place(param),
-            f"{param.device.type} {devices.setdefault(param.device, len(devices))}",
-            param.requires_grad,
-            group_of.get(id(param)),
+    found = []
+    for index, param in enumerate(params):
+        strides, group = strides_in_place(param), group_of.get(id(param))
+        dtype = str(param.dtype).removeprefix("torch.")
+        found.append(
+            (
+                f"{name_of(param, index)!r} {dtype}{list(param.shape)}",
+                "with gradients" if param.requires_grad else "frozen",
+                f"with strides {list(strides)}" if strides else "contiguous",
+                f"on {param.device.type} {devices.setdefault(param.device, len(devices))}",
+                "in no group" if group is None else f"in group {group}",
+            )
         )
-        for index, param in enumerate(params)
-    )
+    return tuple(found)
 
 
 def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
@@ -102,26 +79,22 @@ def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
 
     models: by member. ranks: by member, its world rank.
     """
-    for i, (option, _) in enumerate(models[0].options):
-        if values := which_ranks([f"{option}={model.options[i][1]}" for model in models], ranks):
-            if option.startswith("HVDLITE_"):
-                return f"DistributedOptimizer: {values}; give every rank the same value of {option}"
+    for options in zip(*(model.options for model in models), strict=True):
+        if values := which_ranks(["=".join(option) for option in options], ranks):
+            advice = "pass the same arguments to DistributedOptimizer on every rank"
+            if (name := options[0][0]).startswith("HVDLITE_"):
+                advice = f"give every rank the same value of {name}"
+            return f"DistributedOptimizer: {values}; {advice}"
+    none = ("no such parameter",)
+    parameters = itertools.zip_longest(*(model.parameters for model in models), fillvalue=none)
+    for index, found in enumerate(parameters):
+        there = [each for each in found if each is not none]
+        shown = [i == 0 or len(set(words)) > 1 for i, words in enumerate(zip(*there, strict=True))]
+        words = [" ".join(itertools.compress(each, shown)) for each in found]
+        if values := which_ranks(words, ranks):
             return (
-                f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
-                "on every rank"
-            )
-    for i in range(max(len(model.parameters) for model in models)):
-        found = [model.parameters[i] if i < len(model.parameters) else None for model in models]
-        if any(parameter != found[0] for parameter in found):
-            there = [parameter for parameter in found if parameter is not None]
-            words = [
-                parameter.in_words(there) if parameter is not None else "no such parameter"
-                for parameter in found
-            ]
-            return (
-                f"DistributedOptimizer: parameter {i} differs: {which_ranks(words, ranks)}; "
-                "on every rank make the same model, and its optimizer over the same parameters in "
-                "the same order"
+                f"DistributedOptimizer: parameter {index} differs: {values}; on every rank make "
+                "the same model, and its optimizer over the same parameters in the same order"
             )
     return None
 
@@ -145,7 +118,7 @@ class ConsistencyCheck:
         )
         self._operations: list[_core.Operation] = []
         # The models of all ranks, exchanged if they differ.
-        self._models: HostGather | None = None
+        self._models: Exchange | None = None
 
     def post(self) -> None:
         """Collective over the team, but does not block. Does nothing if it is already posted."""
@@ -183,16 +156,10 @@ class ConsistencyCheck:
     def _difference(self) -> str | None:
         """The difference in words; None if the exchange failed."""
         if self._models is None:
-            payload = torch.frombuffer(bytearray(pickle.dumps(self._model)), dtype=torch.uint8)
-            self._models = HostGather(
-                self._team,
-                own_name(self._name, "models", "the comparison of the parameters of {}"),
-                payload,
-            )
-        gather = self._models
-        gather.post()
-        if gather.wait() is not None:
+            name = own_name(self._name, "models", "the comparison of the parameters of {}")
+            self._models = Exchange(self._team, name, self._model)
+        try:
+            models = self._models.exchange()
+        except HorovodInternalError:
             return None
-        parts = torch.split(gather.result(), list(gather.rows()))
-        models = [pickle.loads(part.numpy().tobytes()) for part in parts]
-        return difference(models, self._team.ranks)
+        return difference(list(models.values()), list(models))

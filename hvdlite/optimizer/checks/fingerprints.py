@@ -10,8 +10,7 @@ number of its place in a row of words; and of the rows' sums, each times an odd 
   and that of their numbers. The numbers of a row have 32 bits, and no two are the same, so that the
   product is not 0 modulo 2⁶⁴.
 
-`digest` adds up fingerprints in the same way, so that one tensor with another fingerprint always
-changes it. All other differences are missed with a probability of about 2⁻³².
+All other differences are missed with a probability of about 2⁻³².
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 
 def digest(fingerprints: Iterable[int]) -> int:
-    """A fingerprint of numbers in their order: from 0 to 2⁶⁴ - 1."""
+    """The sum of numbers, each times the odd number of its place: from 0 to 2⁶⁴ - 1."""
     return sum(number * _factor(index) for index, number in enumerate(fingerprints)) % _MODULUS
 
 
@@ -93,11 +92,6 @@ def _factor(index: int) -> int:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _MODULUS
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _MODULUS
     return (mixed ^ mixed >> 31) | 1
-
-
-def as_int64(number: int) -> int:
-    """A number of 64 bits as a signed one, as tensors hold it."""
-    return number - _MODULUS if number >> 63 else number
 
 
 def _quantized_bytes(tensor: torch.Tensor) -> torch.Tensor:
