@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import math
 import numbers
 import sys
@@ -21,9 +23,8 @@ def checked_op(op: object, predivide: float) -> ReduceOp:
     """Raises ValueError if gradients can't be combined with these arguments."""
     if not isinstance(op, ReduceOp) or op not in (Average, Sum, Adasum):
         raise ValueError(f"op={op!r}: expected Average, Sum or Adasum")
-    if isinstance(predivide, bool) or not isinstance(predivide, (int, float)):
-        raise ValueError(f"gradient_predivide_factor={predivide!r}: expected a number")
-    if not 0 < predivide <= sys.float_info.max:
+    is_number = isinstance(predivide, (int, float)) and not isinstance(predivide, bool)
+    if not (is_number and 0 < predivide <= sys.float_info.max):
         raise ValueError(
             f"gradient_predivide_factor={predivide!r:.40}: expected a number greater than 0 that "
             "fits into a float64"
@@ -47,11 +48,13 @@ def checked_compression(compression: object) -> type[Compressor]:
 
 def checked_passes(passes: object) -> int:
     """Raises ValueError unless it is a whole number of at least 1."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(
-            f"backward_passes_per_step={passes!r}: expected a whole number, at least 1"
-        )
-    return passes
+    return _checked_whole("backward_passes_per_step", passes, 1)
+
+
+def _checked_whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: expected a whole number, at least {least}")
+    return value
 
 
 # Beyond these a product with a gradient could overflow or vanish in float32.
@@ -66,22 +69,17 @@ def checked_weight(weight: object, op: ReduceOp) -> float:
             f"set_weight({weight!r:.40}) needs op=Average, got op={op!r}, which forms no mean; "
             "leave out set_weight()"
         )
-    number = weight
+    number: Any = weight
     if isinstance(number, torch.Tensor) and number.numel() == 1:
         number = number.item()
-    if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise ValueError(
-            f"set_weight({weight!r:.40}): expected a number, as that of this rank's samples, "
-            "or a tensor of one number"
-        )
-    try:
-        value = float(number)
-    except OverflowError:
-        value = math.inf
+    value = math.inf
+    if not isinstance(number, bool) and isinstance(number, numbers.Real):
+        with contextlib.suppress(OverflowError):
+            value = float(number)
     if not (value == 0 or _LEAST_WEIGHT <= value <= _LARGEST_WEIGHT):
         raise ValueError(
             f"set_weight({weight!r:.40}): expected 0, or a number from {_LEAST_WEIGHT:g} to "
-            f"{_LARGEST_WEIGHT:g}, as that of this rank's samples"
+            f"{_LARGEST_WEIGHT:g}, as that of this rank's samples, or a tensor of one such number"
         )
     return value
 
@@ -185,8 +183,8 @@ def checked_names(
         raise ValueError(
             "named_parameters: expected (name, parameter) tuples, as model.named_parameters() gives"
         )
-    seen: set[str] = set()
-    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    count = collections.Counter(name for name, _ in named)
+    duplicates = sorted(name for name in count if count[name] > 1)
     if duplicates:
         raise ValueError(f"named_parameters: several parameters have the same name: {duplicates}")
     known = {id(param) for _, param in named}
@@ -219,8 +217,7 @@ def groups_by_id(
         ValueError: Both arguments are given; a number that is not positive; a parameter in two
             groups, or one that the optimizer does not have.
     """
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
-        raise ValueError(f"num_groups={num_groups!r}: expected a whole number, at least 0")
+    _checked_whole("num_groups", num_groups, 0)
     if groups is None:
         return _divided(num_groups, params) if num_groups else {}
     if num_groups:
