@@ -167,16 +167,7 @@ def DistributedOptimizer(
     frees = checked_free(free_gradients, op)
     model = checked_overlap(overlap_forward, shard, params)
     is_member = included("DistributedOptimizer", process_set)
-    require_possible(
-        params,
-        process_set,
-        passes=passes,
-        op=op,
-        compression=combining.compression,
-        predivide=combining.predivide,
-        sparse_as_dense=sparse_as_dense,
-        shard=shard,
-    )
+    require_possible(params, process_set, combining, passes, sparse_as_dense, shard)
     # On other ranks the optimizer is the wrapped one.
     divides = is_member and (bool(shard) or any(map(is_shared, params)))
     if divides:
