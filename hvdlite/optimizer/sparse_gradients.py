@@ -154,12 +154,11 @@ def rows_in(slot: Slot) -> torch.Tensor:
 
 def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices of a gradient's rows and the rows, in host memory; complex numbers as pairs."""
-    if grad is None:
-        indices = torch.empty(0, dtype=torch.int64, device="cpu")
-        values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
-    else:
+    indices, values = torch.arange(0), param.new_empty((0, *param.shape[1:]))
+    if grad is not None:
         grad = _by_rows(grad)
-        indices, values = grad.indices()[0].cpu(), grad.values().cpu()
+        indices, values = grad.indices()[0], grad.values()
+    indices, values = indices.cpu(), values.cpu()
     return indices, torch.view_as_real(values) if values.is_complex() else values
 
 

@@ -16,7 +16,6 @@ All other differences are missed with a probability of about 2⁻³².
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable
 
 import torch
@@ -34,7 +33,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's values as flat bytes on its device: its memory, or a copy if that is not
     contiguous. None if it has no memory that can be read: meta, sparse, a subclass of its own.
 
-    Of a quantized tensor: its integers, then its scale and zero point.
+    Of a quantized tensor: its integers, and what they stand for.
     """
     if (
         type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -44,7 +43,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     ):
         return None
     if tensor.is_quantized:
-        return _quantized_bytes(tensor.detach())
+        return torch.cat(list(map(flat_bytes, (tensor.int_repr(), tensor.detach().dequantize()))))
     values = tensor.detach().resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -92,14 +91,3 @@ def _factor(index: int) -> int:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _MODULUS
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _MODULUS
     return (mixed ^ mixed >> 31) | 1
-
-
-def _quantized_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    integers = flat_bytes(tensor.int_repr())
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        packed = struct.pack("dq", tensor.q_scale(), tensor.q_zero_point())
-        scaling = [torch.frombuffer(bytearray(packed), dtype=torch.uint8)]
-    else:
-        numbers = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
-        scaling = [flat_bytes(each) for each in numbers]
-    return torch.cat([integers, *(each.to(integers.device) for each in scaling)])
