@@ -22,12 +22,7 @@ from hvdlite.ops import Adasum, Max, Sum
 from hvdlite.optimizer.arguments import ParameterNames, checked_passes, checked_weight
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import check_reducible
-from hvdlite.optimizer.checks.consistency import (
-    ConsistencyCheck,
-    Model,
-    knob_options,
-    parameters_of,
-)
+from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model
 from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
@@ -195,8 +190,7 @@ class Deltas:
         self._generation += 1
         self._team, self._params = team, params
         if team.size > 1:
-            parameters = parameters_of(params, self._name_of, self._combining.group_of)
-            model = Model((*self._options, *knob_options()), parameters)
+            model = Model.of(self._options, params, self._name_of, self._combining.group_of)
             self._consistency = ConsistencyCheck(team, self.name, model)
             self._consistency.post()
 

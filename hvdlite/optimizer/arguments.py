@@ -7,11 +7,11 @@ import contextlib
 import math
 import numbers
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp, Sum
@@ -138,26 +138,19 @@ class ParameterNames:
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups) -> None:
         self._groups = groups
-        # A new parameter may get the id of a deleted one, and only on some ranks.
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        # (A new parameter may get the id of a deleted one, and only on some ranks.)
+        self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         self._add(named)
 
     def of(self, param: torch.Tensor, index: int) -> str:
         """index: its index among the optimizer's parameters."""
-        name = self._known(param)
-        if name is None:
+        if param not in self._names:
             self._add(_torch_names(self._groups()))
-            name = self._known(param)
-        return f"parameter {index}" if name is None else name
-
-    def _known(self, param: torch.Tensor) -> str | None:
-        reference, name = self._names.get(id(param), (None, None))
-        return name if reference and reference() is param else None
+        return self._names.get(param, f"parameter {index}")
 
     def _add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, param in named:
-            if self._known(param) is None:
-                self._names[id(param)] = weakref.ref(param), name
+            self._names.setdefault(param, name)
 
 
 def checked_names(

@@ -10,18 +10,8 @@ import torch
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp
-from hvdlite.optimizer import faults
+from hvdlite.optimizer import arguments, faults
 from hvdlite.optimizer.adasum import DeltaOptimizer, Deltas
-from hvdlite.optimizer.arguments import (
-    checked_compression,
-    checked_free,
-    checked_names,
-    checked_op,
-    checked_overlap,
-    checked_passes,
-    checked_shard,
-    groups_by_id,
-)
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
@@ -153,19 +143,19 @@ def DistributedOptimizer(
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, Wrapper):
         raise ValueError("this optimizer is already distributed")
-    op = checked_op(op, gradient_predivide_factor)
+    op = arguments.checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = checked_names(named_parameters, lambda: optimizer.param_groups)
+    names = arguments.checked_names(named_parameters, lambda: optimizer.param_groups)
     combining = Combining(
         op,
         float(gradient_predivide_factor),
-        checked_compression(compression),
-        groups_by_id(groups, num_groups, params),
+        arguments.checked_compression(compression),
+        arguments.groups_by_id(groups, num_groups, params),
     )
-    passes = checked_passes(backward_passes_per_step)
-    shard = checked_shard(shard, op)
-    frees = checked_free(free_gradients, op)
-    model = checked_overlap(overlap_forward, shard, params)
+    passes = arguments.checked_passes(backward_passes_per_step)
+    shard = arguments.checked_shard(shard, op)
+    frees = arguments.checked_free(free_gradients, op)
+    model = arguments.checked_overlap(overlap_forward, shard, params)
     is_member = included("DistributedOptimizer", process_set)
     require_possible(params, process_set, combining, passes, sparse_as_dense, shard)
     # On other ranks the optimizer is the wrapped one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,43 +35,42 @@ class Model:
     options: tuple[tuple[str, str], ...]
     parameters: tuple[tuple[str, ...], ...]
 
-    def hash(self) -> int:
-        """A hash of 64 bits, the same for the same model on every rank."""
-        digest = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
-
-
-def knob_options() -> tuple[tuple[str, str], ...]:
-    """The knobs of this world that decide when an optimizer communicates, as options."""
-    config = world.current().config
-    return (
-        ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
-        ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
-    )
-
-
-def parameters_of(
-    params: Sequence[torch.Tensor],
-    name_of: Callable[[torch.Tensor, int], str],
-    group_of: Mapping[int, int],
-) -> tuple[tuple[str, ...], ...]:
-    """name_of: gives the name for a parameter and its index. group_of: by a parameter's id."""
-    # Devices are numbered in order of first use, as ranks may use different ones.
-    devices: dict[torch.device, int] = {}
-    found = []
-    for index, param in enumerate(params):
-        strides, group = strides_in_place(param), group_of.get(id(param))
-        dtype = str(param.dtype).removeprefix("torch.")
-        found.append(
-            (
+    @classmethod
+    def of(
+        cls,
+        options: Iterable[tuple[str, str]],
+        params: Sequence[torch.Tensor],
+        name_of: Callable[[torch.Tensor, int], str],
+        group_of: Mapping[int, int],
+    ) -> Model:
+        """options: the arguments. name_of: gives the name for a parameter and its index. group_of:
+        by a parameter's id."""
+        config = world.current().config
+        # These decide when an optimizer communicates.
+        knobs = (
+            ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
+            ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
+        )
+        # Devices are numbered in order of first use, as ranks may use different ones.
+        devices: dict[torch.device, int] = {}
+        parameters = []
+        for index, param in enumerate(params):
+            strides, group = strides_in_place(param), group_of.get(id(param))
+            dtype = str(param.dtype).removeprefix("torch.")
+            words = (
                 f"{name_of(param, index)!r} {dtype}{list(param.shape)}",
                 "with gradients" if param.requires_grad else "frozen",
                 f"with strides {list(strides)}" if strides else "contiguous",
                 f"on {param.device.type} {devices.setdefault(param.device, len(devices))}",
                 "in no group" if group is None else f"in group {group}",
             )
-        )
-    return tuple(found)
+            parameters.append(words)
+        return cls((*options, *knobs), tuple(parameters))
+
+    def hash(self) -> int:
+        """A hash of 64 bits, the same for the same model on every rank."""
+        digest = hashlib.blake2b(repr(self).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
 
 
 def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
