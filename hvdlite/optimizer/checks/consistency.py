@@ -107,8 +107,6 @@ class ConsistencyCheck:
         self._team = team
         self._name = name
         self._model = model
-        # All ranks are known to have the same model.
-        self._reached = False
         self.failed = False
         checked = own_name(name, "consistency", f"the check of the parameters of {{}}{change}")
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
@@ -129,10 +127,8 @@ class ConsistencyCheck:
 
     def reached(self) -> bool:
         """Whether all ranks are known to have the same model. Never blocks."""
-        if not self._reached:
-            operation = self._operations[0]
-            self._reached = operation.poll() and operation.wait() is None
-        return self._reached
+        operation = self._operations[0]
+        return operation.poll() and operation.wait() is None
 
     def wait(self) -> None:
         """Blocks until all ranks have posted it; returns if they have the same model. May be called
@@ -141,16 +137,12 @@ class ConsistencyCheck:
         Raises:
             HorovodInternalError: The models differ, or the engine failed; on every rank.
         """
-        if self._reached:
-            return
         self.post()
         failure = self._operations[0].wait()
-        if failure is None:
-            self._reached = True
-            return
-        text = self._difference() or failure
-        self.failed = True
-        raise HorovodInternalError(text)
+        if failure is not None:
+            text = self._difference() or failure
+            self.failed = True
+            raise HorovodInternalError(text)
 
     def _difference(self) -> str | None:
         """The difference in words; None if the exchange failed."""
