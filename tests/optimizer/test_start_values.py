@@ -155,7 +155,7 @@ STATE = "momentum_buffer of 2.weight"
     [
         ("lr", "option 'lr of parameter group 0' is not the same on all ranks"),
         ("other state", f"state '{STATE}' is not the same on all ranks"),
-        ("state of one", f"rank 1 has state '{STATE}' float64[16, 16], which rank 0 lacks"),
+        ("state of one", f"state '{STATE}' float64[16, 16] is there on rank 1, but not on rank 0"),
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])

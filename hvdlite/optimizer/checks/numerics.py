@@ -39,22 +39,19 @@ _LOSSES = {
 }
 
 
-class Numerics:
+class Numerics(Rows):
     """Of one round."""
 
     def __init__(self, team: Team, name: str, parameters: Sequence[tuple[str, torch.Tensor]]):
         """Every member makes it before the same round. name: the same on every member. parameters:
         with their names."""
-        self._team = team
+        # How many gradients, the first of them, what is in that, and the loss.
+        super().__init__(team, own_name(name, "numerics", "the search for NaN in {}"), 4)
         self._names = [each for each, _ in parameters]
         self._index_of = {id(param): index for index, (_, param) in enumerate(parameters)}
         # By the index of a parameter, what is in its gradient; in the order in which they came.
         self._found: dict[int, int] = {}
         self._loss = _UNKNOWN
-        # How many gradients, the first of them, what is in that, and the loss.
-        self._rows = Rows(team, own_name(name, "numerics", "the search for NaN in {}"), 4)
-        self.posted = self._rows.posted
-        self.wait = self._rows.wait
 
     def look_into(self, bucket: Bucket) -> None:
         """Before the bucket starts. May be called again. Waits for the device if it is not in host
@@ -85,17 +82,17 @@ class Numerics:
         """When all gradients of the round have come. Collective; does not block; posts once."""
         if not self.posted():
             first = next(iter(self._found), 0)
-            self._rows.put([len(self._found), first, self._found.get(first, 0), self._loss])
-            self._rows.post()
+            self.put([len(self._found), first, self._found.get(first, 0), self._loss])
+            super().post()
 
     def report(self, step: int) -> str | None:
         """After `wait`: what some ranks have found, as the same text on every rank; or None.
         step: the number of the step, from 1."""
-        found = {rank: row for rank, row in self._rows.by_rank().items() if row[0]}
+        found = {rank: row for rank, row in self.by_rank().items() if row[0]}
         if not found:
             return None
         rank, *others = found
-        count, first, kind, loss = found[rank]
+        count, first, kind, loss = found[rank].tolist()
         also = f", and some on {ranks_in_words(others)}" if others else ""
         since = " since the last hvd.join()" if self._team.era else ""
         return (

@@ -93,7 +93,7 @@ class PositionExchange:
         """The positions and their ranks, without joined ranks, and the optimizers that any rank has
         begun; None if the exchange failed. Blocks; may be called again."""
         try:
-            rows = self._rows.exchange()
+            rows = {rank: row.tolist() for rank, row in self._rows.exchange().items()}
         except HorovodInternalError:
             return None
         begun = {number - 1 for row in rows.values() for number in row[_POSITION:] if number}

@@ -29,12 +29,7 @@ class Rows(HostSum):
         own = self.numbers.view(self._team.size, -1)[self._team.rank]
         own[: 1 + len(row)] = torch.tensor([1, *row], dtype=torch.int64, device="cpu")
 
-    def by_rank(self) -> dict[int, list[int]]:
-        """After `wait`: the rows of the ranks that have not joined."""
-        rows = self.numbers.view(self._team.size, -1).tolist()
-        return {rank: row[1:] for rank, row in zip(self._team.ranks, rows, strict=True) if row[0]}
-
-    def exchange(self) -> dict[int, list[int]]:
+    def exchange(self) -> dict[int, torch.Tensor]:
         """`by_rank`. Collective; blocks; may be called again.
 
         Raises:
@@ -45,6 +40,11 @@ class Rows(HostSum):
         if failure is not None:
             raise HorovodInternalError(failure)
         return self.by_rank()
+
+    def by_rank(self) -> dict[int, torch.Tensor]:
+        """After `wait`: the rows of the ranks that have not joined."""
+        rows = self.numbers.view(self._team.size, -1)
+        return {rank: row[1:] for rank, row in zip(self._team.ranks, rows, strict=True) if row[0]}
 
 
 class Exchange:
@@ -63,7 +63,7 @@ class Exchange:
         Raises:
             HorovodInternalError: It failed; on every rank.
         """
-        longest = max(length for (length,) in self._lengths.exchange().values())
+        longest = max(int(length) for length in self._lengths.exchange().values())
         if self._words is None:
             padded = bytearray(self._pickled.ljust(-(-longest // 8) * 8, b"\0"))
             words = torch.frombuffer(padded, dtype=torch.int64).tolist()
@@ -71,6 +71,6 @@ class Exchange:
             rows.put(words)
             self._words = rows
         return {
-            rank: pickle.loads(torch.tensor(row, dtype=torch.int64).numpy().tobytes())
+            rank: pickle.loads(row.numpy().tobytes())
             for rank, row in self._words.exchange().items()
         }

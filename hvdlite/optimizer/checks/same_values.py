@@ -173,20 +173,20 @@ class Comparison:
         values = ([each.fingerprint for each in found] for found in everyones.values())
         self.is_order = len({tuple(sorted(each)) for each in values}) == 1
         verdicts = [_verdict([each.fingerprint for each in rows[i]], ranks) for i in differing]
-        first = entries[differing[0]]
+        first, (words, wrong, _) = entries[differing[0]], verdicts[0]
         text = (
             f"{self._what}: {f'after step {steps}, ' if steps else ''}{first.kind.value} "
-            f"{first.name!r} is not the same on all ranks: {verdicts[0].words} ({len(differing)} "
-            f"of {len(rows)} tensors differ). Usual causes: {_CAUSES[first.kind]}"
+            f"{first.name!r} is not the same on all ranks: {words} ({len(differing)} of "
+            f"{len(rows)} tensors differ). Usual causes: {_CAUSES[first.kind]}"
         )
         if not self._repair or any(entries[i].tensor.is_quantized for i in differing):
-            raise DifferenceError(text, first.name, verdicts[0].wrong, steps)
+            raise DifferenceError(text, first.name, wrong, steps)
         with check.writing(self._what, self._process_set):
-            for index, verdict in zip(differing, verdicts, strict=True):
-                self._copy_from(verdict.source, entries[index])
+            for index, (_, _, source) in zip(differing, verdicts, strict=True):
+                self._copy_from(source, entries[index])
         if self._rank() == ranks[0]:
-            sources = sorted({verdict.source for verdict in verdicts})
-            rule = "" if all(v.wrong for v in verdicts) else _RULE
+            sources = sorted({source for _, _, source in verdicts})
+            rule = "" if all(wrong for _, wrong, _ in verdicts) else _RULE
             log.warning("%s. Repaired: copied from %s%s", text, ranks_in_words(sources), rule)
         return [entries[index].name for index in differing]
 
@@ -200,7 +200,7 @@ class Comparison:
         if self._summaries is None:
             self._summaries = Rows(self._team, self._name("summary"), len(own))
             self._summaries.put(own)
-        return self._summaries.exchange()
+        return {rank: row.tolist() for rank, row in self._summaries.exchange().items()}
 
     def _require_alike(
         self, index: int, row: Sequence[Described], ranks: Sequence[int], steps: int
@@ -219,9 +219,8 @@ class Comparison:
         state = row[ranks.index(having[0])]
         fewer = () if len(having) == len(lacking) else min(having, lacking, key=len)
         raise DifferenceError(
-            f"{self._what}: {ranks_in_words(having)} ha{'s' if len(having) == 1 else 've'} {state},"
-            f" which {ranks_in_words(lacking)} lack{'s' if len(lacking) == 1 else ''}. Usual "
-            f"causes: {_STATE_OF_SOME}",
+            f"{self._what}: {state} is there on {ranks_in_words(having)}, but not on "
+            f"{ranks_in_words(lacking)}. Usual causes: {_STATE_OF_SOME}",
             state.name,
             tuple(fewer),
             steps,
@@ -251,20 +250,12 @@ class Comparison:
                 entry.changed(entry.tensor)
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """Which ranks have which value of a tensor. wrong: the ranks outside the majority; none if
-    there is no majority. source: whose value is taken for right."""
-
-    words: str
-    wrong: tuple[int, ...]
-    source: int
-
-
 _RULE = ", the lowest one, where no value has a majority: nobody knows which is right"
 
 
-def _verdict(values: Sequence[int], ranks: Sequence[int]) -> _Verdict:
+def _verdict(values: Sequence[int], ranks: Sequence[int]) -> tuple[str, tuple[int, ...], int]:
+    """Which ranks have which value of a tensor, in words; the ranks outside the majority, none if
+    there is no majority; and the rank whose value is taken for right."""
     by_value: dict[int, list[int]] = {}
     for value, rank in zip(values, ranks, strict=True):
         by_value.setdefault(value, []).append(rank)
@@ -273,10 +264,10 @@ def _verdict(values: Sequence[int], ranks: Sequence[int]) -> _Verdict:
         wrong = tuple(rank for rank in ranks if rank not in most)
         verb = "differs" if len(wrong) == 1 else "differ"
         words = f"{ranks_in_words(wrong)} {verb} from {ranks_in_words(most)}, the majority"
-        return _Verdict(words, wrong, most[0])
+        return words, wrong, most[0]
     groups = "; ".join(map(ranks_in_words, list(by_value.values())[:4]))
     groups += "; …" if len(by_value) > 4 else ""
-    return _Verdict(f"no majority, between {groups}", (), ranks[0])
+    return f"no majority, between {groups}", (), ranks[0]
 
 
 def hash_of(own: Sequence[Described]) -> int:
