@@ -70,19 +70,21 @@ class StartValues:
             )
         try:
             self._comparison.run(self._entries)
+            return
         except HorovodInternalError as error:
-            text = (
-                f"{error}; call broadcast_parameters(model.state_dict(), root_rank=0) and "
-                "broadcast_optimizer_state(optimizer, root_rank=0) on every rank before the first "
-                "step, or pass check_start=False to DistributedOptimizer if this is intended"
+            found = str(error)
+        if self._comparison.is_order:
+            raise HorovodInternalError(
+                f"{found}. All ranks have the same values, in another order; on every rank make "
+                "the optimizer over the same parameters in the same order, and pass "
+                "named_parameters=model.named_parameters()"
             )
-            if self._comparison.is_order:
-                text = (
-                    f"{error}. All ranks have the same values, in another order; on every rank "
-                    "make the optimizer over the same parameters in the same order, and pass "
-                    "named_parameters=model.named_parameters()"
-                )
-            if self._comparison.is_order or world.current().config.strict:
-                raise HorovodInternalError(text) from None
-            if team.rank == 0:
-                warnings.warn(text, stacklevel=2)
+        text = (
+            f"{found}; call broadcast_parameters(model.state_dict(), root_rank=0) and "
+            "broadcast_optimizer_state(optimizer, root_rank=0) on every rank before the first "
+            "step, or pass check_start=False to DistributedOptimizer if this is intended"
+        )
+        if world.current().config.strict:
+            raise HorovodInternalError(text)
+        if team.rank == 0:
+            warnings.warn(text, stacklevel=2)
