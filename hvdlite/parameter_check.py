@@ -68,13 +68,8 @@ def check_parameters(
     """
     team = team_of(_FORM, process_set)
     comparison = Comparison(_FORM, f"hvdlite.{_FORM}", team, process_set, bool(repair))
-    try:
-        entries = _entries(model, optimizer, buffers)
-        steps = optimizer._steps_made() if isinstance(optimizer, Wrapper) else 0
-    except Exception:
-        comparison.give_up()
-        raise
-    return comparison.run(entries, steps)
+    steps = optimizer._steps_made() if isinstance(optimizer, Wrapper) else 0
+    return comparison.run(lambda: _entries(model, optimizer, buffers), steps)
 
 
 def _entries(model: Any, optimizer: Any, buffers: bool) -> list[Entry]:

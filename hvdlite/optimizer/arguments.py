@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import math
 import numbers
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp, Sum
@@ -21,9 +23,8 @@ def checked_op(op: object, predivide: float) -> ReduceOp:
     """Raises ValueError if gradients can't be combined with these arguments."""
     if not isinstance(op, ReduceOp) or op not in (Average, Sum, Adasum):
         raise ValueError(f"op={op!r}: expected Average, Sum or Adasum")
-    if isinstance(predivide, bool) or not isinstance(predivide, (int, float)):
-        raise ValueError(f"gradient_predivide_factor={predivide!r}: expected a number")
-    if not 0 < predivide <= sys.float_info.max:
+    is_number = isinstance(predivide, (int, float)) and not isinstance(predivide, bool)
+    if not (is_number and 0 < predivide <= sys.float_info.max):
         raise ValueError(
             f"gradient_predivide_factor={predivide!r:.40}: expected a number greater than 0 that "
             "fits into a float64"
@@ -47,11 +48,13 @@ def checked_compression(compression: object) -> type[Compressor]:
 
 def checked_passes(passes: object) -> int:
     """Raises ValueError unless it is a whole number of at least 1."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(
-            f"backward_passes_per_step={passes!r}: expected a whole number, at least 1"
-        )
-    return passes
+    return _checked_whole("backward_passes_per_step", passes, 1)
+
+
+def _checked_whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: expected a whole number, at least {least}")
+    return value
 
 
 # Beyond these a product with a gradient could overflow or vanish in float32.
@@ -66,22 +69,17 @@ def checked_weight(weight: object, op: ReduceOp) -> float:
             f"set_weight({weight!r:.40}) needs op=Average, got op={op!r}, which forms no mean; "
             "leave out set_weight()"
         )
-    number = weight
+    number: Any = weight
     if isinstance(number, torch.Tensor) and number.numel() == 1:
         number = number.item()
-    if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise ValueError(
-            f"set_weight({weight!r:.40}): expected a number, as that of this rank's samples, "
-            "or a tensor of one number"
-        )
-    try:
-        value = float(number)
-    except OverflowError:
-        value = math.inf
+    value = math.inf
+    if not isinstance(number, bool) and isinstance(number, numbers.Real):
+        with contextlib.suppress(OverflowError):
+            value = float(number)
     if not (value == 0 or _LEAST_WEIGHT <= value <= _LARGEST_WEIGHT):
         raise ValueError(
             f"set_weight({weight!r:.40}): expected 0, or a number from {_LEAST_WEIGHT:g} to "
-            f"{_LARGEST_WEIGHT:g}, as that of this rank's samples"
+            f"{_LARGEST_WEIGHT:g}, as that of this rank's samples, or a tensor of one such number"
         )
     return value
 
@@ -140,26 +138,19 @@ class ParameterNames:
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups) -> None:
         self._groups = groups
-        # A new parameter may get the id of a deleted one, and only on some ranks.
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        # (A new parameter may get the id of a deleted one, and only on some ranks.)
+        self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         self._add(named)
 
     def of(self, param: torch.Tensor, index: int) -> str:
         """index: its index among the optimizer's parameters."""
-        name = self._known(param)
-        if name is None:
+        if param not in self._names:
             self._add(_torch_names(self._groups()))
-            name = self._known(param)
-        return f"parameter {index}" if name is None else name
-
-    def _known(self, param: torch.Tensor) -> str | None:
-        reference, name = self._names.get(id(param), (None, None))
-        return name if reference and reference() is param else None
+        return self._names.get(param, f"parameter {index}")
 
     def _add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, param in named:
-            if self._known(param) is None:
-                self._names[id(param)] = weakref.ref(param), name
+            self._names.setdefault(param, name)
 
 
 def checked_names(
@@ -185,8 +176,8 @@ def checked_names(
         raise ValueError(
             "named_parameters: expected (name, parameter) tuples, as model.named_parameters() gives"
         )
-    seen: set[str] = set()
-    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    count = collections.Counter(name for name, _ in named)
+    duplicates = sorted(name for name in count if count[name] > 1)
     if duplicates:
         raise ValueError(f"named_parameters: several parameters have the same name: {duplicates}")
     known = {id(param) for _, param in named}
@@ -219,8 +210,7 @@ def groups_by_id(
         ValueError: Both arguments are given; a number that is not positive; a parameter in two
             groups, or one that the optimizer does not have.
     """
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
-        raise ValueError(f"num_groups={num_groups!r}: expected a whole number, at least 0")
+    _checked_whole("num_groups", num_groups, 0)
     if groups is None:
         return _divided(num_groups, params) if num_groups else {}
     if num_groups:

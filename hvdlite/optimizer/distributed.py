@@ -10,18 +10,8 @@ import torch
 
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, Average, ReduceOp
-from hvdlite.optimizer import faults
+from hvdlite.optimizer import arguments, faults
 from hvdlite.optimizer.adasum import DeltaOptimizer, Deltas
-from hvdlite.optimizer.arguments import (
-    checked_compression,
-    checked_free,
-    checked_names,
-    checked_op,
-    checked_overlap,
-    checked_passes,
-    checked_shard,
-    groups_by_id,
-)
 from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Form
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
@@ -153,30 +143,21 @@ def DistributedOptimizer(
         raise ValueError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, Wrapper):
         raise ValueError("this optimizer is already distributed")
-    op = checked_op(op, gradient_predivide_factor)
+    op = arguments.checked_op(op, gradient_predivide_factor)
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = checked_names(named_parameters, lambda: optimizer.param_groups)
+    names = arguments.checked_names(named_parameters, lambda: optimizer.param_groups)
     combining = Combining(
         op,
         float(gradient_predivide_factor),
-        checked_compression(compression),
-        groups_by_id(groups, num_groups, params),
+        arguments.checked_compression(compression),
+        arguments.groups_by_id(groups, num_groups, params),
     )
-    passes = checked_passes(backward_passes_per_step)
-    shard = checked_shard(shard, op)
-    frees = checked_free(free_gradients, op)
-    model = checked_overlap(overlap_forward, shard, params)
+    passes = arguments.checked_passes(backward_passes_per_step)
+    shard = arguments.checked_shard(shard, op)
+    frees = arguments.checked_free(free_gradients, op)
+    model = arguments.checked_overlap(overlap_forward, shard, params)
     is_member = included("DistributedOptimizer", process_set)
-    require_possible(
-        params,
-        process_set,
-        passes=passes,
-        op=op,
-        compression=combining.compression,
-        predivide=combining.predivide,
-        sparse_as_dense=sparse_as_dense,
-        shard=shard,
-    )
+    require_possible(params, process_set, combining, passes, sparse_as_dense, shard)
     # On other ranks the optimizer is the wrapped one.
     divides = is_member and (bool(shard) or any(map(is_shared, params)))
     if divides:
@@ -188,21 +169,14 @@ def DistributedOptimizer(
         clip_guard.release(params)
     kind = type(optimizer).__name__
     check = PeriodicCheck(process_set, names.of)
+    own: dict[str, Any] = {"_hvdlite_check": check}
     if op is Adasum:
-        deltas = Deltas(
+        own["_hvdlite_deltas"] = Deltas(
             *(lambda: optimizer.param_groups, names, combining, kind, process_set, check_start),
             besides=check.besides,
+            passes=passes,
         )
-        of_deltas: Any = wrap(
-            optimizer,
-            DeltaOptimizer,
-            _hvdlite_deltas=deltas,
-            _hvdlite_passes=[passes],
-            _hvdlite_check=check,
-        )
-        check.look_at(of_deltas)
-        faults.put_into(of_deltas, names.of)
-        return of_deltas
+        return _wrapped(optimizer, DeltaOptimizer, own)
     shards = update = None
     if divides:
         shards = Shards(type(optimizer), shard, process_set)
@@ -220,23 +194,25 @@ def DistributedOptimizer(
         shards=shards,
         frees=frees,
     )
-    own: dict[str, Any] = {
-        "_hvdlite_reducer": reducer,
-        "_hvdlite_calls": Calls(),
-        "_hvdlite_check": check,
-    }
+    own |= {"_hvdlite_reducer": reducer, "_hvdlite_calls": Calls()}
     if shards is None:
-        result: Any = wrap(optimizer, GradientOptimizer, **own)
+        result = _wrapped(optimizer, GradientOptimizer, own)
     else:
         states = PartStates(shards, optimizer, names.of)
         update = Update(shards, states, Watching(model) if model is not None else None)
         own |= {"_hvdlite_update": update, "_hvdlite_states": states}
-        result = wrap(optimizer, ShardedOptimizer, **own)
+        result = _wrapped(optimizer, ShardedOptimizer, own)
         if shard:
             clip_guard.guard(params, result)
-    check.look_at(result)
     weakref.finalize(result, _end, reducer, update).atexit = False
-    faults.put_into(result, names.of)
+    return result
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, kind: type[Wrapper], own: dict[str, Any]) -> Any:
+    result = wrap(optimizer, kind, **own)
+    check: PeriodicCheck = own["_hvdlite_check"]
+    check.look_at(result)
+    faults.put_into(result, check.name_of)
     return result
 
 

@@ -6,6 +6,7 @@ update, and one of a parameter's gradient, which runs before the reduction.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import weakref
@@ -32,12 +33,13 @@ def put_into(optimizer: Wrapper, name_of: NameOf) -> None:
     rank = world.rank()
     for fault in faults.of_rank(world.active.config, rank):
         if fault.place is STEP:
-            optimizer.register_step_pre_hook(_Step(fault, rank, optimizer, name_of).before_update)
+            in_steps = _InSteps(fault, rank, optimizer, name_of)
+            optimizer.register_step_pre_hook(in_steps.before_update)
         elif fault.place is GRADIENT:
             found = _parameter(optimizer, fault, name_of)
             if found is not None:
-                hook = _Gradient(fault, rank, optimizer, found[1])
-                found[0].register_hook(hook.spoil)  # type: ignore[no-untyped-call]
+                spoil = functools.partial(_InSteps(fault, rank, optimizer, name_of).spoil, found[1])
+                found[0].register_hook(spoil)  # type: ignore[no-untyped-call]
 
 
 class _InSteps:
@@ -47,57 +49,43 @@ class _InSteps:
     passes may belong to one step.
     """
 
-    def __init__(self, fault: Fault, rank: int, optimizer: Wrapper) -> None:
-        self.fault = fault
-        self.rank = rank
+    def __init__(self, fault: Fault, rank: int, optimizer: Wrapper, name_of: NameOf) -> None:
+        self._fault = fault
+        self._rank = rank
         # Hooks outlive the distributed optimizer: they belong to what the user has wrapped.
-        self.optimizer = weakref.ref(optimizer)
+        self._optimizer = weakref.ref(optimizer)
+        self._name_of = name_of
         self._last = 0
 
-    def due(self, optimizer: Wrapper) -> int:
+    def _due(self, optimizer: Wrapper | None) -> int:
         """The number of the step if the fault happens now, else 0."""
-        step = optimizer._steps_made() + 1
-        if step == self._last or not 0 <= step - self.fault.step < self.fault.times:
+        step = 0 if optimizer is None else optimizer._steps_made() + 1
+        if step == self._last or not 0 <= step - self._fault.step < self._fault.times:
             return 0
         self._last = step
         return step
 
-
-class _Gradient(_InSteps):
-    def __init__(self, fault: Fault, rank: int, optimizer: Wrapper, name: str) -> None:
-        super().__init__(fault, rank, optimizer)
-        self._name = name
-
-    def spoil(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        optimizer = self.optimizer()
-        step = 0 if optimizer is None else self.due(optimizer)
+    def spoil(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        step = self._due(self._optimizer())
         if not step:
             return None
-        faults.say(self.fault, self.rank, f"the gradient of {self._name!r}, step {step}")
+        faults.say(self._fault, self._rank, f"the gradient of {name!r}, step {step}")
         return gradient * math.nan  # also of a sparse one
 
-
-class _Step(_InSteps):
-    def __init__(self, fault: Fault, rank: int, optimizer: Wrapper, name_of: NameOf) -> None:
-        super().__init__(fault, rank, optimizer)
-        self._name_of = name_of
-
     def before_update(self, stepping: torch.optim.Optimizer, *_: object) -> None:
-        optimizer = self.optimizer()
-        if optimizer is None or optimizer is not stepping:
+        optimizer = self._optimizer()
+        if optimizer is not stepping or not (step := self._due(optimizer)):
             return
-        step = self.due(optimizer)
-        if step and self.fault.kind == "bitflip":
-            self._flip(optimizer, step)
-        elif step:
-            faults.happen(self.fault, self.rank, f"step {step} of {type(optimizer).__name__}")
+        if self._fault.kind != "bitflip":
+            where = f"step {step} of {type(stepping).__name__}"
+            faults.happen(self._fault, self._rank, where)
+        elif (found := _parameter(stepping, self._fault, self._name_of)) is not None:
+            self._flip(stepping, step, *found)
 
-    def _flip(self, optimizer: Wrapper, step: int) -> None:
-        found = _parameter(optimizer, self.fault, self._name_of)
-        if found is None:
-            return
-        tensor, what = found
-        if self.fault.value == "state":
+    def _flip(
+        self, optimizer: torch.optim.Optimizer, step: int, tensor: torch.Tensor, what: str
+    ) -> None:
+        if self._fault.value == "state":
             state = optimizer.state.get(tensor, {})
             # The count of the steps is not an element's.
             keys = sorted(key for key in state if key != "step" and torch.is_tensor(state[key]))
@@ -105,32 +93,26 @@ class _Step(_InSteps):
                 log.warning(
                     "%s: bitflip:state does nothing: on rank %d %r has no state before step %d; "
                     "expected a later step, and an optimizer that has state, without shard",
-                    FAULT_VARIABLE,
-                    self.rank,
-                    what,
-                    step,
+                    *(FAULT_VARIABLE, self._rank, what, step),
                 )
                 return
             tensor, what = state[keys[0]], f"{keys[0]} of {what}"
-        bits = 8 * tensor.element_size()
-        if self.fault.bit >= bits or not tensor.numel():
+        bit, bits = self._fault.bit, 8 * tensor.element_size()
+        if bit >= bits or not tensor.numel():
             log.warning(
                 "%s: bitflip does nothing: %r has %d elements of %d bits; expected a bit below "
                 "that of a tensor that is not empty",
-                FAULT_VARIABLE,
-                what,
-                tensor.numel(),
-                bits,
+                *(FAULT_VARIABLE, what, tensor.numel(), bits),
             )
             return
         # The first element, whatever the strides.
         in_bytes = tensor.detach().as_strided((1,), (1,)).view(torch.uint8)
-        in_bytes[self.fault.bit // 8] ^= 1 << self.fault.bit % 8
-        faults.say(self.fault, self.rank, f"bit {self.fault.bit} of {what!r}, step {step}")
+        in_bytes[bit // 8] ^= 1 << bit % 8
+        faults.say(self._fault, self._rank, f"bit {bit} of {what!r}, step {step}")
 
 
 def _parameter(
-    optimizer: Wrapper, fault: Fault, name_of: NameOf
+    optimizer: torch.optim.Optimizer, fault: Fault, name_of: NameOf
 ) -> tuple[torch.Tensor, str] | None:
     """The parameter that a fault names, or else the first one that is trained, and its name. None
     if this optimizer does not have it, which a warning says: another one may."""
@@ -139,13 +121,10 @@ def _parameter(
     for param, name in zip(params, names, strict=True):
         if param.requires_grad and fault.name in ("", name):
             return param, name
+    expected = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     log.warning(
-        "%s: %s does nothing in the optimizer %s: no trained parameter of it is named "
-        "%r; expected one of %s",
-        FAULT_VARIABLE,
-        fault.kind,
-        type(optimizer).__name__,
-        fault.name,
-        ", ".join(names[:4]) + (", …" if len(names) > 4 else ""),
+        "%s: %s does nothing in the optimizer %s: no trained parameter of it is named %r; "
+        "expected one of %s",
+        *(FAULT_VARIABLE, fault.kind, type(optimizer).__name__, fault.name, expected),
     )
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from typing import Any
 
 import torch
 
+from hvdlite.collectives import allreduce_
 from hvdlite.errors import NumericsError
+from hvdlite.ops import Average, Sum
 from hvdlite.optimizer.arguments import checked_passes, checked_weight
-from hvdlite.optimizer.losses import loss_of_all
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.sharding.words import shared_too_late
 from hvdlite.optimizer.weighing import require_reduced_weights, set_weight, weigh_passes
@@ -121,19 +123,6 @@ class GradientOptimizer(Wrapper):
 
     def _wrapped_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().step(*args, **kwargs)
-
-    def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> torch.Tensor:
-        """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer, when their
-        gradients are reduced; returns the norm before clipping. Reduces them if they are not
-        yet, and so every rank calls it."""
-        self._finish()
-        return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """That of the wrapped class; the next backward starts anew.
@@ -292,18 +281,36 @@ class GradientOptimizer(Wrapper):
         raise NumericsError(f"{text}. {what if in_closure else 'No parameter has changed'}")
 
     def _loss_of_all(self, loss: Any) -> Any:
-        """After `_finish`: the combined loss of all ranks. Blocks."""
-        reducer = self._hvdlite_reducer
-        gradients = reducer.gradients
+        """After `_finish`: the losses that the ranks' closures have returned, combined and weighted
+        like their gradients. Collective; blocks.
+
+        A loss that is not a number counts as zero, as a missing gradient does. A rank whose closure
+        returned None gets the loss of the others; anything else that is not a number is returned as
+        is. The value is the same on every rank: a detached tensor like the rank's own, or a number
+        of the same type, but a float if that is a whole number.
+        """
+        gradients, weight = self._hvdlite_reducer.gradients, self._hvdlite_reducer.weights.last
         if gradients.team is None or gradients.team.size == 1:
             return loss
+        own, own_weight = _number(loss), 1.0 if weight is None else weight
+        weighed = 0.0 if own is None or not own_weight else own * own_weight
+        # A one beside the loss tells a loss of zero from no loss. Then the weight.
+        sums = torch.tensor(
+            [weighed, float(own is not None), own_weight], dtype=torch.float64, device="cpu"
+        )
         name = own_name(gradients.name, "loss", "the reduction of the closure's loss of {}")
-        op = gradients.combining.op
-        return loss_of_all(loss, name, op, gradients.process_set, reducer.weights.last)
-
-    def _is_first(self) -> bool:
-        team = self._hvdlite_reducer.gradients.process_set.team
-        return team is not None and team.rank == 0
+        op = Sum if gradients.combining.op is Sum else Average
+        allreduce_(sums, name=name, op=op, process_set=gradients.process_set)
+        value, present, weights = sums.tolist()
+        if weight is not None and weights:
+            value /= weights
+        if not present or (own is None and loss is not None):
+            return loss
+        if isinstance(loss, torch.Tensor):
+            dtype = loss.dtype if loss.is_floating_point() else torch.float64
+            return torch.full_like(loss.detach(), value, dtype=dtype, requires_grad=False)
+        is_whole = own is None or isinstance(loss, numbers.Rational)
+        return value if is_whole else type(loss)(value)
 
     def _synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure, followed by the reduction of its gradients and its loss. The optimizer may
@@ -322,6 +329,14 @@ class GradientOptimizer(Wrapper):
             return self._loss_of_all(loss)
 
         return synchronized
+
+
+def _number(loss: Any) -> float | None:
+    """A tensor of one element, or a number of Python's or numpy's; None: something else."""
+    if isinstance(loss, torch.Tensor):
+        return float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
+    is_number = not isinstance(loss, bool) and isinstance(loss, numbers.Real)
+    return float(loss) if is_number else None
 
 
 def _grad_scaler_calls(depth: int) -> bool:

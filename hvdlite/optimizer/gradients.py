@@ -29,15 +29,10 @@ from hvdlite.optimizer.buckets.bucket import (
 from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket, plain_bucket
 from hvdlite.optimizer.buckets.slot import Form, Slot, check_reducible
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket, Widened, require_addable
-from hvdlite.optimizer.checks.consistency import (
-    ConsistencyCheck,
-    Model,
-    knob_options,
-    parameters_of,
-)
+from hvdlite.optimizer.checks.consistency import ConsistencyCheck, Model
 from hvdlite.optimizer.checks.other_reducers import require_no_other_reducer
 from hvdlite.optimizer.checks.same_values import Entry
-from hvdlite.optimizer.checks.start_values import StartValues, report_difference
+from hvdlite.optimizer.checks.start_values import StartValues
 from hvdlite.optimizer.hooks import hook, remove_hooks
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.own_names import name_of_optimizer, names_in_words, own_name
@@ -220,10 +215,9 @@ class Gradients:
             self.backward_order.forget()
             return
         if self._start is not None:
-            found = self._start.difference(self.backward_order.start_hashes, self.team, self.name)
             try:
+                self._start.require_same(self.backward_order.start_hashes, self.team, self.name)
                 require_no_other_reducer(self._params)
-                report_difference(found, self.team)
             except Exception:
                 self._start = None
                 raise
@@ -431,11 +425,10 @@ class Gradients:
             if not is_order_known:
                 label = own_name(name, "order", "the exchange after the first backward pass of {}")
                 backward_order = BackwardOrder(team, label, slots, self._start_hash)
-            parameters = parameters_of(params, self.name_of, self.combining.group_of)
             consistency = ConsistencyCheck(
                 team,
                 name,
-                Model((*self._options, *knob_options()), parameters),
+                Model.of(self._options, params, self.name_of, self.combining.group_of),
                 self._changes(slots, frozen) if team is self.team else "",
             )
         return _Build(

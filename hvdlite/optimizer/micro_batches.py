@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hvdlite.compression import Compression, Compressor
-from hvdlite.ops import Adasum, ReduceOp
+from hvdlite.compression import Compression
+from hvdlite.ops import Adasum
+from hvdlite.optimizer.buckets.bucket import Combining
 from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.buckets.tree_bucket import TreeBucket
 from hvdlite.optimizer.gradients import Gradients
@@ -75,8 +76,8 @@ class MicroBatches:
             if slot is not first and grad is not None and bool(grad.detach().any()):
                 raise RuntimeError(
                     f"the gradient of {slot.name!r} is still there from before the first "
-                    f"micro-batch of this step: with {_variable()} it would count once on each "
-                    "rank; call zero_grad() before a step's first backward()"
+                    "micro-batch of this step, and would count once on each rank "
+                    f"({_variable()}); call zero_grad() before a step's first backward()"
                 )
 
     def note(self, slot: Slot, grad: torch.Tensor, has_round: bool) -> None:
@@ -87,16 +88,12 @@ class MicroBatches:
         """
         if not self.number:
             return
-        if grad.is_sparse:
-            raise ValueError(
-                f"the gradient of {slot.name!r} is sparse, which "
-                f"{_variable()} can't add up in an order of its own; make it dense "
-                "(sparse=False), or leave virtual ranks out"
-            )
+        unfit = "is sparse; make it dense (sparse=False)" if grad.is_sparse else ""
         if grad.requires_grad:
+            unfit = "has a graph (create_graph=True); use torch.autograd.grad for its gradients"
+        if unfit:
             raise ValueError(
-                f"the gradient of {slot.name!r} has a graph (create_graph=True), which "
-                f"{_variable()} does not keep; take gradients of gradients by torch.autograd.grad"
+                f"the gradient of {slot.name!r} {unfit}, or leave virtual ranks out ({_variable()})"
             )
         if not has_round:
             self._reached.append(slot)
@@ -135,9 +132,8 @@ class MicroBatches:
         """Raises RuntimeError if no step can be made of what has come."""
         if self._spoiled:
             raise RuntimeError(
-                f"{self._spoiled}, so what has come is not the sum of its micro-batches "
-                f"({_variable()}); call the optimizer's zero_grad(), and run all {self.number} of "
-                "this rank's micro-batches again"
+                f"{self._spoiled}, so what has come is not the sum of its micro-batches; call the "
+                f"optimizer's zero_grad(), and run all {self.number} of this rank's again"
             )
 
     def require_all(self, passes: int) -> None:
@@ -152,18 +148,16 @@ class MicroBatches:
         if 0 < passes < self.number:
             raise RuntimeError(
                 f"step after {passes} of {self.number} micro-batches: with {_variable()} every "
-                f"rank runs hvd.virtual_micro_batches() = {self.number} backward passes before a "
-                "step, of which each reaches a parameter of the optimizer, and no zero_grad() "
-                "between them"
+                f"rank runs hvd.virtual_micro_batches() = {self.number} backward passes that reach "
+                "a parameter of the optimizer before a step, without a zero_grad() between them"
             )
 
     def require_reduced(self, communicated: bool) -> None:
         """Raises RuntimeError if a step would be made with gradients that are not reduced."""
         if self.number and not communicated:
             raise RuntimeError(
-                "step() inside skip_synchronize() before this step's gradients are reduced: with "
-                f"{_variable()} a rank has no gradients of its own; call "
-                "optimizer.synchronize() before"
+                "step() inside skip_synchronize() before this step's gradients are reduced, where "
+                f"a rank has none of its own ({_variable()}); call optimizer.synchronize() before"
             )
 
     def require_of_backward(self, slot: Slot, grad: torch.Tensor) -> None:
@@ -171,8 +165,8 @@ class MicroBatches:
         script has set it."""
         if self.number and bool(grad.detach().any()):
             raise RuntimeError(
-                f"the gradient of {slot.name!r} was set by the script, and not by backward(): with "
-                f"{_variable()} it would belong to no micro-batch; leave virtual ranks out"
+                f"the gradient of {slot.name!r} was set by the script, and so belongs to no "
+                f"micro-batch ({_variable()}); leave virtual ranks out"
             )
 
     def require_first_round(self, slot: Slot) -> None:
@@ -180,8 +174,8 @@ class MicroBatches:
         if self.number:
             raise RuntimeError(
                 f"backward() reached {slot.name!r}, whose gradient is already reduced in this "
-                f"step: with {_variable()} a step has hvd.virtual_micro_batches() = {self.number} "
-                "backward passes on each rank; call step() and zero_grad() after these"
+                f"step of hvd.virtual_micro_batches() = {self.number} backward passes on each rank "
+                f"({_variable()}); call step() and zero_grad() after these"
             )
 
     def refuse(self, what: str, instead: str) -> None:
@@ -198,11 +192,8 @@ class MicroBatches:
 def require_possible(
     params: Sequence[torch.Tensor],
     process_set: ProcessSet,
-    *,
+    combining: Combining,
     passes: int,
-    op: ReduceOp,
-    compression: type[Compressor],
-    predivide: float,
     sparse_as_dense: bool,
     shard: bool | str,
 ) -> None:
@@ -216,9 +207,9 @@ def require_possible(
     if passes not in (1, number):
         raise ValueError(_other_passes(passes, number))
     unfit = {
-        "op=Adasum": op is Adasum,
-        "compression": compression is not Compression.none,
-        "gradient_predivide_factor": predivide != 1.0,
+        "op=Adasum": combining.op is Adasum,
+        "compression": combining.compression is not Compression.none,
+        "gradient_predivide_factor": combining.predivide != 1.0,
         "sparse_as_dense=True": sparse_as_dense,
         f"shard={shard!r}": bool(shard),
         "an optimizer of shared parameters": any(map(is_shared, params)),
@@ -233,9 +224,8 @@ def require_possible(
 
 def _other_passes(passes: int, number: int) -> str:
     return (
-        f"backward_passes_per_step={passes}, but {_variable()} makes a step of {number} "
-        "micro-batches on each of so many ranks, with one backward pass each; leave "
-        "backward_passes_per_step out"
+        f"backward_passes_per_step={passes}, but {_variable()} makes a step of {number} backward "
+        "passes on each of so many ranks; leave backward_passes_per_step out"
     )
 
 

@@ -27,7 +27,7 @@ class PeriodicCheck:
         self, process_set: ProcessSet, name_of: Callable[[torch.Tensor, int], str]
     ) -> None:
         """name_of: gives the name for a parameter and its index."""
-        self._process_set = process_set
+        self.process_set = process_set
         self.name_of = name_of
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
         # Steps in a row of which the gradients were not reduced.
@@ -46,23 +46,26 @@ class PeriodicCheck:
             return []
         return [*state_in(optimizer, self.name_of), *options_in(optimizer)]
 
+    def _every(self) -> int:
+        """After how many steps the ranks compare; 0: never."""
+        team = self.process_set.team
+        if world.active is None or team is None or team.size == 1:
+            return 0
+        return world.active.config.steps_between_checks
+
     def after_local_step(self) -> None:
         """After a step with this rank's own gradients, of which the ranks need not make the same
         number: so nothing is compared. Says so once if as many follow each other as should be
         compared."""
-        team = self._process_set.team
-        if world.active is None or team is None or team.size == 1:
-            return
         self._local_steps += 1
-        every = world.active.config.steps_between_checks
-        if team.rank == 0 and every and self._local_steps == max(every, 2):
+        every = self._every()
+        if every and self._local_steps == max(every, 2) and self.process_set.rank() == 0:
             log.warning(
                 "%s: %d steps in a row were made with gradients that are not reduced (in "
                 "skip_synchronize() without a synchronize() before, or after backward passes in "
                 "no_sync() alone), so each rank trains alone, and nothing is compared; compare by "
                 "hvd.check_parameters(model) where the ranks should have the same parameters",
-                VARIABLE,
-                self._local_steps,
+                *(VARIABLE, self._local_steps),
             )
 
     def after_step(self, optimizer: torch.optim.Optimizer, name: str, counted: int) -> None:
@@ -76,23 +79,19 @@ class PeriodicCheck:
         """
         self.steps += 1
         self._local_steps = 0
-        team = self._process_set.team
-        if world.active is None or team is None or team.size == 1:
+        every = self._every()
+        if every:
+            world.current().had_reduced_step = True
+        if not every or counted % every:
             return
-        config = world.active.config
-        every = config.steps_between_checks
-        if not every:
-            return
-        world.active.had_reduced_step = True
-        if counted % every:
-            return
+        team, repair = self.process_set.team, world.current().config.repairs_parameters
+        assert team is not None
         label = own_name(name, "check", f"the comparison of the values of {{}} ({VARIABLE})")
-        comparison = Comparison(VARIABLE, label, team, self._process_set, config.repairs_parameters)
-        try:
-            entries = list(parameters_in(optimizer, self.name_of))
-            on_the_way.wait_for([each.tensor for each in entries])
-            entries += self.besides()
-        except Exception:
-            comparison.give_up()
-            raise
+        comparison = Comparison(VARIABLE, label, team, self.process_set, repair)
+
+        def entries() -> list[Entry]:
+            parameters = list(parameters_in(optimizer, self.name_of))
+            on_the_way.wait_for([each.tensor for each in parameters])
+            return [*parameters, *self.besides()]
+
         comparison.run(entries, self.steps)

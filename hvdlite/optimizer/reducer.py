@@ -47,8 +47,7 @@ from hvdlite.optimizer.micro_batches import MicroBatches
 from hvdlite.optimizer.round import Round
 from hvdlite.optimizer.sharding.shards import Shards
 from hvdlite.optimizer.uncompiled import uncompiled
-from hvdlite.optimizer.weights import Weights
-from hvdlite.optimizer.weights_alone import WeightsAlone
+from hvdlite.optimizer.weights import Weights, WeightsAlone
 from hvdlite.world.teams.process_sets import ProcessSet
 from hvdlite.world.teams.team import Team
 

@@ -121,7 +121,7 @@ class RowExchange:
         summed = summed.to(real_dtype)
         if param.is_complex():
             summed = torch.view_as_complex(summed)
-        reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape, True)
+        reduced = _coo(indices.to(param.device), summed.to(param.device), param.shape)
         return reduced, contributions
 
     def _heads(self) -> Sequence[torch.Tensor]:
@@ -149,17 +149,16 @@ def rows_in(slot: Slot) -> torch.Tensor:
     assert slot.view is not None
     assert slot.rows is not None
     indices = slot.rows.nonzero().flatten()
-    return _coo(indices, slot.view[indices], slot.param.shape, True)
+    return _coo(indices, slot.view[indices], slot.param.shape)
 
 
 def _rows(param: torch.Tensor, grad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices of a gradient's rows and the rows, in host memory; complex numbers as pairs."""
-    if grad is None:
-        indices = torch.empty(0, dtype=torch.int64, device="cpu")
-        values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device="cpu")
-    else:
+    indices, values = torch.arange(0), param.new_empty((0, *param.shape[1:]))
+    if grad is not None:
         grad = _by_rows(grad)
-        indices, values = grad.indices()[0].cpu(), grad.values().cpu()
+        indices, values = grad.indices()[0], grad.values()
+    indices, values = indices.cpu(), values.cpu()
     return indices, torch.view_as_real(values) if values.is_complex() else values
 
 
@@ -189,14 +188,9 @@ def _by_rows(grad: torch.Tensor) -> torch.Tensor:
     return grad.coalesce()
 
 
-def _coo(
-    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, coalesced: bool = False
-) -> torch.Tensor:
-    """The sparse tensor with these rows; `values` may have one more dimension, of pairs."""
+def _coo(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The sparse tensor with these rows, sorted; `values` may have a dimension more, of pairs."""
+    size = (shape[0], *values.shape[1:])
     return torch.sparse_coo_tensor(
-        indices[None],
-        values,
-        (shape[0], *values.shape[1:]),
-        check_invariants=False,
-        is_coalesced=coalesced or None,
+        indices[None], values, size, check_invariants=False, is_coalesced=True
     )

@@ -36,10 +36,9 @@ def set_weight(reducer: Reducer, weight: float) -> None:
         )
     reducer.weights.give(weight)
     if gradients.is_alone:
-        others = (each.gradients for each in alive if each is not reducer)
-        reduced = {id(param) for other in others for param in other.params()}
+        reduced = {id(p) for each in alive if each is not reducer for p in each.gradients.params()}
         params = (param for group in reducer.groups() for param in group["params"])
-        reducer.alone.watch([param for param in params if id(param) not in reduced])
+        reducer.alone.watch(param for param in params if id(param) not in reduced)
     if reducer.accumulates():
         weigh_passes(reducer)
 
@@ -82,22 +81,19 @@ def _weighed(reducer: Reducer, slot: Slot, grad: torch.Tensor) -> torch.Tensor |
 def _too_late(reducer: Reducer) -> str:
     """Why no weight can be given now; empty if it can."""
     if reducer.round is not None and (reducer.round.has_started() or reducer.in_backward()):
-        return (
-            "called when the gradients of this step are on the way already; call it before "
-            "backward()"
-        )
+        return "the gradients of this step are on the way already; call it before backward()"
     if not reducer.step.communicated and not reducer.step.has_unreduced:
         return ""
     for slot in reducer.gradients.slots:
         grad = slot.param.grad
         if (grad is not None or slot.is_sharded) and slot.is_reduced(grad):
             return (
-                "called when the gradients of this step are reduced already; call it before "
-                "backward(), and step() or the optimizer's zero_grad() after it"
+                "the gradients of this step are reduced already; call it before backward(), and "
+                "step() or the optimizer's zero_grad() after it"
             )
         if reducer.weights.total is None and slot.is_left_over() and grad is not None:
             return (
-                "called after a backward pass of this step that had no weight; call it before "
-                "each backward pass, or before the first one"
+                "a backward pass of this step had no weight; call it before each backward pass, or "
+                "before the first one"
             )
     return ""

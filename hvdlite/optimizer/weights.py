@@ -12,16 +12,24 @@ of the joined batch, if w is the number of samples and each loss is a mean over 
 - After the round every rank divides what it has of the sums by the same number.
 
 A gradient of weight 0 counts as zero, even if it is NaN, as the mean of an empty batch is.
+
+On a rank that trains alone (a world of one, or outside the process set) no round's end can divide.
+There `.grad` is the mean of the passes so far, of weights w₁ … wₖ whose sum is Wₖ, after each:
+
+    meanₖ = Wₖ₋₁/Wₖ · meanₖ₋₁ + wₖ/Wₖ · gₖ
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.optimizer.backward_pass import BackwardPass
 from hvdlite.optimizer.buckets import weight_codes
 from hvdlite.optimizer.buckets.slot import Slot
 from hvdlite.optimizer.gradients import Gradients
@@ -40,7 +48,7 @@ class Weights:
         # What the next backward pass counts with; and whether one has counted with it. None: there
         # are no weights.
         self.given: float | None = None
-        self._is_used = False
+        self.is_used = False
         # The sum over the passes since the last round; None: none had a weight.
         self.total: float | None = None
         # The gradients of several passes add up, so each is multiplied before. Those of one pass
@@ -54,7 +62,7 @@ class Weights:
         self.in_closure = False
 
     def give(self, weight: float) -> None:
-        self.given, self._is_used = weight, False
+        self.given, self.is_used = weight, False
 
     def begin_pass(self, slots: Iterable[Slot], adds_up: bool = False) -> None:
         """A backward pass has begun, after its first gradient has come. adds_up: no round is at its
@@ -67,11 +75,7 @@ class Weights:
                 slot.weighed.clear()
         self.add_up = adds_up or self.total is not None
         self._to_engine = not self.add_up and self.given != 0
-        self.total, self._is_used = (self.total or 0.0) + self.given, True
-
-    def note_use(self) -> None:
-        """A backward pass has counted with the weight that was given."""
-        self._is_used = True
+        self.total, self.is_used = (self.total or 0.0) + self.given, True
 
     def of_round(self, slots: Iterable[Slot]) -> float | None:
         """A round begins: its weight on this rank; None if it has none."""
@@ -83,8 +87,8 @@ class Weights:
     def end_step(self) -> None:
         """The gradients are used or dropped. A weight that has counted is forgotten."""
         self.total = None
-        if self._is_used and not self.in_closure:
-            self.given, self._is_used = None, False
+        if self.is_used and not self.in_closure:
+            self.given, self.is_used = None, False
 
     def on_copy(self, slot: Slot) -> tuple[float | None, list[object]]:
         """A gradient gets to its place in a bucket: by what it is multiplied there, None: by
@@ -149,7 +153,57 @@ class Weights:
             # Replacing a parameter's `.data` may give it another node.
             node = torch.autograd.graph.get_gradient_edge(slot.param).node
             if slot.weigher is None or slot.weigher[0] is not node:
-                slot.weigher = node, node.register_prehook(_prehook(slot, on_gradient))
+                replaced = functools.partial(on_gradient, slot)
+                slot.weigher = node, node.register_prehook(_prehook(replaced))
+
+
+class WeightsAlone:
+    """Makes means of the gradients of backward passes that add up, on a rank that trains alone."""
+
+    def __init__(self, weights: Weights, accumulates: Callable[[], bool]) -> None:
+        """accumulates: whether the backward pass that runs adds to the gradients of others."""
+        self._weights = weights
+        self._accumulates = accumulates
+        self._lock = threading.RLock()
+        self._params: Sequence[torch.Tensor] = ()
+        # Autograd's nodes of these, which live as long as somebody has them; and the hooks on them.
+        self._hooks: list[tuple[Any, Any]] = []
+        self._pass: BackwardPass | None = None
+        # By what the gradients of the pass are multiplied.
+        self._factor = 1.0
+
+    def watch(self, params: Iterable[torch.Tensor]) -> None:
+        """From now on makes the means of these parameters' gradients, and of no others'."""
+        for _, hook in self._hooks:
+            hook.remove()
+        self._params = [param for param in params if param.requires_grad]
+        nodes = [torch.autograd.graph.get_gradient_edge(param).node for param in self._params]
+        self._hooks = [(n, n.register_prehook(_prehook(self._replaced))) for n in nodes]
+
+    def _replaced(self, grad: torch.Tensor) -> torch.Tensor | None:
+        with self._lock:
+            given = self._weights.given
+            if given is None:
+                return None
+            self._weights.is_used = True
+            if given and not self._accumulates():
+                return None
+            if self._pass is None or not self._pass.runs():
+                self._begin_pass(given)
+            return None if self._factor == 1.0 else weighed(grad, self._factor)
+
+    def _begin_pass(self, given: float) -> None:
+        """Before its first gradient is added: what is there counts less from now on."""
+        former = self._weights.total or 0.0
+        self._pass = BackwardPass(lambda: None, lambda _: None)
+        self._weights.begin_pass(())
+        total = former + given
+        self._factor = given / total if total else 0.0
+        if former and given:
+            with torch.no_grad():
+                for param in self._params:
+                    if param.grad is not None:
+                        param.grad.mul_(former / total)
 
 
 def weighed(grad: torch.Tensor, weight: float) -> torch.Tensor:
@@ -173,10 +227,13 @@ def _scalar(factor: float) -> torch.Tensor:
 
 
 def _prehook(
-    slot: Slot, on_gradient: Callable[[Slot, torch.Tensor], torch.Tensor | None]
+    replaced: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor] | None]:
-    def replaced(grads: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
-        new = None if grads[0] is None else on_gradient(slot, grads[0])
+    """For autograd's node of a parameter. replaced: gives what is to be added to `.grad` in place
+    of a gradient; None: the gradient."""
+
+    def prehook(grads: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        new = None if grads[0] is None else replaced(grads[0])
         return None if new is None else (new,)
 
-    return uncompiled(replaced)
+    return uncompiled(prehook)

@@ -44,7 +44,8 @@ class Wrapper(torch.optim.Optimizer):
         foreach: bool | None = None,
     ) -> torch.Tensor:
         """`torch.nn.utils.clip_grad_norm_` for all parameters of the optimizer; returns the norm
-        before clipping. With `shard`, where torch's function can't work, every rank calls it."""
+        before clipping. Reduces them if they are not reduced yet, and so every rank calls it."""
+        self._finish()
         params = [param for group in self.param_groups for param in group["params"]]
         return torch.nn.utils.clip_grad_norm_(
             params, max_norm, norm_type, error_if_nonfinite, foreach
@@ -76,7 +77,11 @@ class Wrapper(torch.optim.Optimizer):
 
     def _is_first(self) -> bool:
         """Whether this is the first rank of the process set."""
-        raise NotImplementedError
+        team = self._hvdlite_check.process_set.team
+        return team is not None and team.rank == 0
+
+    def _finish(self) -> None:
+        """Reduces gradients of this step that are not reduced yet."""
 
 
 def wrap(optimizer: torch.optim.Optimizer, kind: type[Wrapper], **attributes: Any) -> Any:

@@ -30,8 +30,10 @@ def test_state_that_some_ranks_lack_is_named(world):
     found = world.run(state_of_one_rank)
     assert found == [found[0]] * world.size
     text, tensor, ranks = found[0]
-    lacking = "rank 0 lacks" if world.size == 2 else "ranks 0, 2 lack"
-    assert f"rank 1 has state 'exp_avg of weight' float32[2, 2], which {lacking}" in text
+    lacking = "rank 0" if world.size == 2 else "ranks 0, 2"
+    assert (
+        f"state 'exp_avg of weight' float32[2, 2] is there on rank 1, but not on {lacking}" in text
+    )
     assert "broadcast_optimizer_state" in text
     assert (tensor, ranks) == ("exp_avg of weight", () if world.size == 2 else (1,))
 

@@ -194,7 +194,7 @@ def bad_calls():
     optimizer.zero_grad()
     with optimizer.no_sync():
         p.sum().backward()
-        with pytest.raises(RuntimeError, match="pass of this step that had no weight"):
+        with pytest.raises(RuntimeError, match="pass of this step had no weight"):
             optimizer.set_weight(1)
         optimizer.zero_grad()
         optimizer.set_weight(1)

@@ -44,15 +44,11 @@ def require_addable(params: Iterable[tuple[str, torch.Tensor]]) -> None:
     """params: with their names. Raises ValueError if gradients of one can't be added up along the
     tree."""
     for name, param in params:
-        if not param.is_cpu:
+        if not param.is_cpu or param.dtype is torch.complex32:
+            what = "complex32" if param.is_cpu else f"on {param.device}"
             raise ValueError(
-                f"{name!r} is on {param.device}: HVDLITE_DETERMINISTIC=virtual:V adds up gradients "
-                "in host memory; move it to the CPU, or leave virtual ranks out"
-            )
-        if param.dtype is torch.complex32:
-            raise ValueError(
-                f"{name!r} is complex32, of which HVDLITE_DETERMINISTIC=virtual:V adds up no "
-                "gradients; use complex64"
+                f"{name!r} is {what}: HVDLITE_DETERMINISTIC=virtual:V adds up gradients in host "
+                "memory, and none of complex32; use a CPU and complex64, or no virtual ranks"
             )
 
 
@@ -151,9 +147,7 @@ class TreeBucket(Bucket):
         is_alike = grad.dtype is place.dtype and grad.stride() == place.stride()
         if is_alike and not grad.is_conj() and not grad.is_neg():
             return grad
-        return torch.empty_strided(
-            place.shape, place.stride(), dtype=place.dtype, device="cpu"
-        ).copy_(grad)
+        return torch.empty_like(place).copy_(grad)
 
     @staticmethod
     def _zeros_like(like: torch.Tensor) -> torch.Tensor:
@@ -163,16 +157,9 @@ class TreeBucket(Bucket):
 def _reduce(inputs: Sequence[torch.Tensor], output: torch.Tensor) -> None:
     """Adds up tensors that lie alike in memory, from the last one on."""
     of, to = (each.real.dtype if each.is_complex() else each.dtype for each in (inputs[0], output))
+    last = len(inputs) - 1
     _core.reduce_tree(
-        _core.kernel_variants()[0],
-        DTYPES[of],
-        DTYPES[to],
-        _core.SUM,
-        output.data_ptr(),
-        tuple(tensor.data_ptr() for tensor in inputs),
-        bytes(len(inputs) - 1) + bytes([len(inputs) - 1]),
-        output.numel() * (1 + output.is_complex()),
-        1.0,
-        1,
-        1.0,
+        *(_core.kernel_variants()[0], DTYPES[of], DTYPES[to], _core.SUM, output.data_ptr()),
+        *(tuple(tensor.data_ptr() for tensor in inputs), bytes(last) + bytes([last])),
+        *(output.numel() * (1 + output.is_complex()), 1.0, 1, 1.0),
     )

@@ -8,58 +8,64 @@ descriptions, so that every rank raises the same error, which names the paramete
 from __future__ import annotations
 
 import hashlib
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hvdlite import _core
 from hvdlite.collectives.differing_ranks import which_ranks
-from hvdlite.collectives.host_gather import HostGather
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.slot import strides_in_place
+from hvdlite.optimizer.checks.rows import Exchange
 from hvdlite.own_names import own_name
 from hvdlite.world import world
 from hvdlite.world.teams.team import Team
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """What must be the same on all ranks about one parameter.
+class Model:
+    """What an optimizer reduces, and how: what must be the same on all ranks.
 
-    device: its type, and its index among the devices that this rank uses, in order of first use:
-        ranks may use different devices.
+    options: their names and values, in words. parameters: of each some words, of which texts show
+        the first, and of the others those that differ.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    device: str
-    requires_grad: bool
-    group: int | None
-
-    def in_words(self, others: Sequence[Parameter]) -> str:
-        """Its description, with everything in which it differs from the others."""
-        text = f"{self.name!r} {self.dtype}{list(self.shape)}"
-        if any(other.requires_grad != self.requires_grad for other in others):
-            text += " with gradients" if self.requires_grad else " frozen"
-        if any(other.strides != self.strides for other in others):
-            text += f" with strides {list(self.strides)}" if self.strides else " contiguous"
-        if any(other.device != self.device for other in others):
-            text += f" on {self.device}"
-        if any(other.group != self.group for other in others):
-            text += " in no group" if self.group is None else f" in group {self.group}"
-        return text
-
-
-@dataclass(frozen=True)
-class Model:
-    """What an optimizer reduces, and how. options: their names and values, in words."""
-
     options: tuple[tuple[str, str], ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(
+        cls,
+        options: Iterable[tuple[str, str]],
+        params: Sequence[torch.Tensor],
+        name_of: Callable[[torch.Tensor, int], str],
+        group_of: Mapping[int, int],
+    ) -> Model:
+        """options: the arguments. name_of: gives the name for a parameter and its index. group_of:
+        by a parameter's id."""
+        config = world.current().config
+        # These decide when an optimizer communicates.
+        knobs = (
+            ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
+            ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
+        )
+        # Devices are numbered in order of first use, as ranks may use different ones.
+        devices: dict[torch.device, int] = {}
+        parameters = []
+        for index, param in enumerate(params):
+            strides, group = strides_in_place(param), group_of.get(id(param))
+            dtype = str(param.dtype).removeprefix("torch.")
+            words = (
+                f"{name_of(param, index)!r} {dtype}{list(param.shape)}",
+                "with gradients" if param.requires_grad else "frozen",
+                f"with strides {list(strides)}" if strides else "contiguous",
+                f"on {param.device.type} {devices.setdefault(param.device, len(devices))}",
+                "in no group" if group is None else f"in group {group}",
+            )
+            parameters.append(words)
+        return cls((*options, *knobs), tuple(parameters))
 
     def hash(self) -> int:
         """A hash of 64 bits, the same for the same model on every rank."""
@@ -67,61 +73,27 @@ class Model:
         return int.from_bytes(digest, "little")
 
 
-def knob_options() -> tuple[tuple[str, str], ...]:
-    """The knobs of this world that decide when an optimizer communicates, as options."""
-    config = world.current().config
-    return (
-        ("HVDLITE_CHECK_NUMERICS", str(int(config.check_numerics))),
-        ("HVDLITE_CHECK_PARAMETERS", str(config.check_parameters)),
-    )
-
-
-def parameters_of(
-    params: Sequence[torch.Tensor],
-    name_of: Callable[[torch.Tensor, int], str],
-    group_of: Mapping[int, int],
-) -> tuple[Parameter, ...]:
-    """name_of: gives the name for a parameter and its index. group_of: by a parameter's id."""
-    devices: dict[torch.device, int] = {}
-    return tuple(
-        Parameter(
-            name_of(param, index),
-            str(param.dtype).removeprefix("torch."),
-            tuple(param.shape),
-            strides_in_place(param),
-            f"{param.device.type} {devices.setdefault(param.device, len(devices))}",
-            param.requires_grad,
-            group_of.get(id(param)),
-        )
-        for index, param in enumerate(params)
-    )
-
-
 def difference(models: Sequence[Model], ranks: Sequence[int]) -> str | None:
     """The first difference between the ranks: the same text on every rank, or None.
 
     models: by member. ranks: by member, its world rank.
     """
-    for i, (option, _) in enumerate(models[0].options):
-        if values := which_ranks([f"{option}={model.options[i][1]}" for model in models], ranks):
-            if option.startswith("HVDLITE_"):
-                return f"DistributedOptimizer: {values}; give every rank the same value of {option}"
+    for options in zip(*(model.options for model in models), strict=True):
+        if values := which_ranks(["=".join(option) for option in options], ranks):
+            advice = "pass the same arguments to DistributedOptimizer on every rank"
+            if (name := options[0][0]).startswith("HVDLITE_"):
+                advice = f"give every rank the same value of {name}"
+            return f"DistributedOptimizer: {values}; {advice}"
+    none = ("no such parameter",)
+    parameters = itertools.zip_longest(*(model.parameters for model in models), fillvalue=none)
+    for index, found in enumerate(parameters):
+        there = [each for each in found if each is not none]
+        shown = [i == 0 or len(set(words)) > 1 for i, words in enumerate(zip(*there, strict=True))]
+        words = [" ".join(itertools.compress(each, shown)) for each in found]
+        if values := which_ranks(words, ranks):
             return (
-                f"DistributedOptimizer: {values}; pass the same arguments to DistributedOptimizer "
-                "on every rank"
-            )
-    for i in range(max(len(model.parameters) for model in models)):
-        found = [model.parameters[i] if i < len(model.parameters) else None for model in models]
-        if any(parameter != found[0] for parameter in found):
-            there = [parameter for parameter in found if parameter is not None]
-            words = [
-                parameter.in_words(there) if parameter is not None else "no such parameter"
-                for parameter in found
-            ]
-            return (
-                f"DistributedOptimizer: parameter {i} differs: {which_ranks(words, ranks)}; "
-                "on every rank make the same model, and its optimizer over the same parameters in "
-                "the same order"
+                f"DistributedOptimizer: parameter {index} differs: {values}; on every rank make "
+                "the same model, and its optimizer over the same parameters in the same order"
             )
     return None
 
@@ -135,8 +107,6 @@ class ConsistencyCheck:
         self._team = team
         self._name = name
         self._model = model
-        # All ranks are known to have the same model.
-        self._reached = False
         self.failed = False
         checked = own_name(name, "consistency", f"the check of the parameters of {{}}{change}")
         byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
@@ -145,7 +115,7 @@ class ConsistencyCheck:
         )
         self._operations: list[_core.Operation] = []
         # The models of all ranks, exchanged if they differ.
-        self._models: HostGather | None = None
+        self._models: Exchange | None = None
 
     def post(self) -> None:
         """Collective over the team, but does not block. Does nothing if it is already posted."""
@@ -157,10 +127,8 @@ class ConsistencyCheck:
 
     def reached(self) -> bool:
         """Whether all ranks are known to have the same model. Never blocks."""
-        if not self._reached:
-            operation = self._operations[0]
-            self._reached = operation.poll() and operation.wait() is None
-        return self._reached
+        operation = self._operations[0]
+        return operation.poll() and operation.wait() is None
 
     def wait(self) -> None:
         """Blocks until all ranks have posted it; returns if they have the same model. May be called
@@ -169,30 +137,20 @@ class ConsistencyCheck:
         Raises:
             HorovodInternalError: The models differ, or the engine failed; on every rank.
         """
-        if self._reached:
-            return
         self.post()
         failure = self._operations[0].wait()
-        if failure is None:
-            self._reached = True
-            return
-        text = self._difference() or failure
-        self.failed = True
-        raise HorovodInternalError(text)
+        if failure is not None:
+            text = self._difference() or failure
+            self.failed = True
+            raise HorovodInternalError(text)
 
     def _difference(self) -> str | None:
         """The difference in words; None if the exchange failed."""
         if self._models is None:
-            payload = torch.frombuffer(bytearray(pickle.dumps(self._model)), dtype=torch.uint8)
-            self._models = HostGather(
-                self._team,
-                own_name(self._name, "models", "the comparison of the parameters of {}"),
-                payload,
-            )
-        gather = self._models
-        gather.post()
-        if gather.wait() is not None:
+            name = own_name(self._name, "models", "the comparison of the parameters of {}")
+            self._models = Exchange(self._team, name, self._model)
+        try:
+            models = self._models.exchange()
+        except HorovodInternalError:
             return None
-        parts = torch.split(gather.result(), list(gather.rows()))
-        models = [pickle.loads(part.numpy().tobytes()) for part in parts]
-        return difference(models, self._team.ranks)
+        return difference(list(models.values()), list(models))

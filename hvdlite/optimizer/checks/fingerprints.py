@@ -10,14 +10,12 @@ number of its place in a row of words; and of the rows' sums, each times an odd 
   and that of their numbers. The numbers of a row have 32 bits, and no two are the same, so that the
   product is not 0 modulo 2⁶⁴.
 
-`digest` adds up fingerprints in the same way, so that one tensor with another fingerprint always
-changes it. All other differences are missed with a probability of about 2⁻³².
+All other differences are missed with a probability of about 2⁻³².
 """
 
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable
 
 import torch
@@ -35,7 +33,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's values as flat bytes on its device: its memory, or a copy if that is not
     contiguous. None if it has no memory that can be read: meta, sparse, a subclass of its own.
 
-    Of a quantized tensor: its integers, then its scale and zero point.
+    Of a quantized tensor: its integers, and what they stand for.
     """
     if (
         type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -45,7 +43,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     ):
         return None
     if tensor.is_quantized:
-        return _quantized_bytes(tensor.detach())
+        return torch.cat(list(map(flat_bytes, (tensor.int_repr(), tensor.detach().dequantize()))))
     values = tensor.detach().resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -82,7 +80,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 
 def digest(fingerprints: Iterable[int]) -> int:
-    """A fingerprint of numbers in their order: from 0 to 2⁶⁴ - 1."""
+    """The sum of numbers, each times the odd number of its place: from 0 to 2⁶⁴ - 1."""
     return sum(number * _factor(index) for index, number in enumerate(fingerprints)) % _MODULUS
 
 
@@ -93,19 +91,3 @@ def _factor(index: int) -> int:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % _MODULUS
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % _MODULUS
     return (mixed ^ mixed >> 31) | 1
-
-
-def as_int64(number: int) -> int:
-    """A number of 64 bits as a signed one, as tensors hold it."""
-    return number - _MODULUS if number >> 63 else number
-
-
-def _quantized_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    integers = flat_bytes(tensor.int_repr())
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        packed = struct.pack("dq", tensor.q_scale(), tensor.q_zero_point())
-        scaling = [torch.frombuffer(bytearray(packed), dtype=torch.uint8)]
-    else:
-        numbers = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
-        scaling = [flat_bytes(each) for each in numbers]
-    return torch.cat([integers, *(each.to(integers.device) for each in scaling)])

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite.collectives.differing_ranks import ranks_in_words
-from hvdlite.collectives.host_sum import HostSum
 from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.slot import real_view
+from hvdlite.optimizer.checks.rows import Rows
 from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
@@ -39,23 +39,19 @@ _LOSSES = {
 }
 
 
-class Numerics:
+class Numerics(Rows):
     """Of one round."""
 
     def __init__(self, team: Team, name: str, parameters: Sequence[tuple[str, torch.Tensor]]):
         """Every member makes it before the same round. name: the same on every member. parameters:
         with their names."""
-        self._team = team
+        # How many gradients, the first of them, what is in that, and the loss.
+        super().__init__(team, own_name(name, "numerics", "the search for NaN in {}"), 4)
         self._names = [each for each, _ in parameters]
         self._index_of = {id(param): index for index, (_, param) in enumerate(parameters)}
         # By the index of a parameter, what is in its gradient; in the order in which they came.
         self._found: dict[int, int] = {}
         self._loss = _UNKNOWN
-        # By member: whether it takes part, how many gradients, the first of them, what is in that,
-        # and its loss.
-        self._sum = HostSum(
-            team, own_name(name, "numerics", "the search for NaN in {}"), 5 * team.size
-        )
 
     def look_into(self, bucket: Bucket) -> None:
         """Before the bucket starts. May be called again. Waits for the device if it is not in host
@@ -84,33 +80,19 @@ class Numerics:
 
     def post(self) -> None:
         """When all gradients of the round have come. Collective; does not block; posts once."""
-        if self._sum.posted():
-            return
-        first = next(iter(self._found), 0)
-        row = [1, len(self._found), first, self._found.get(first, 0), self._loss]
-        self._sum.numbers[5 * self._team.rank :][:5] = torch.tensor(row, device="cpu")
-        self._sum.post()
-
-    def posted(self) -> bool:
-        return self._sum.posted()
-
-    def wait(self) -> str | None:
-        """Blocks until all members have posted it. Returns the text of the failure, or None."""
-        return self._sum.wait()
+        if not self.posted():
+            first = next(iter(self._found), 0)
+            self.put([len(self._found), first, self._found.get(first, 0), self._loss])
+            super().post()
 
     def report(self, step: int) -> str | None:
         """After `wait`: what some ranks have found, as the same text on every rank; or None.
         step: the number of the step, from 1."""
-        rows = self._sum.numbers.view(-1, 5).tolist()
-        found = [
-            (rank, row)
-            for rank, row in zip(self._team.ranks, rows, strict=True)
-            if row[0] and row[1]
-        ]
+        found = {rank: row for rank, row in self.by_rank().items() if row[0]}
         if not found:
             return None
-        rank, (_, count, first, kind, loss) = found[0]
-        others = [each for each, _ in found[1:]]
+        rank, *others = found
+        count, first, kind, loss = found[rank].tolist()
         also = f", and some on {ranks_in_words(others)}" if others else ""
         since = " since the last hvd.join()" if self._team.era else ""
         return (

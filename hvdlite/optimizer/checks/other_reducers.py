@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,33 +22,27 @@ def require_no_other_reducer(params: Sequence[torch.Tensor]) -> None:
     Raises:
         RuntimeError: A live module reduces gradients of these parameters over several processes.
     """
-    other = _other_reducer(params)
-    if other is None:
-        return
-    name, size = other
-    raise RuntimeError(
-        f"DistributedOptimizer: {name} "
-        f"reduces the same gradients over {size} processes, and both would change them "
-        f"in an order that depends on timing; remove {name} or "
-        "DistributedOptimizer (a library may have wrapped the model because it found RANK and "
-        "WORLD_SIZE in the environment)"
-    )
+    for name, size in _other_reducers(params):
+        raise RuntimeError(
+            f"DistributedOptimizer: {name} reduces the same gradients over {size} processes, and "
+            f"both would change them in an order that depends on timing; remove {name} or "
+            "DistributedOptimizer (a library may have wrapped the model because it found RANK and "
+            "WORLD_SIZE in the environment)"
+        )
 
 
-def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
-    """The class of the other reducer, and its number of processes; None if there is none."""
+def _other_reducers(params: Sequence[torch.Tensor]) -> Iterator[tuple[str, int]]:
+    """The class of each other reducer, and its number of processes."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
+        return
     # If it was never imported, there are no DTensors, which fully_shard makes of the parameters.
     made: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for param in params:
         if isinstance(param, made) and (size := param.device_mesh.size()) > 1:
-            return "fully_shard (FSDP2)", size
-    kinds: tuple[type[torch.nn.Module], ...] = (DistributedDataParallel,)
+            yield "fully_shard (FSDP2)", size
     # If it was never imported, nothing is sharded.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        kinds += (fsdp.FullyShardedDataParallel,)
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    kinds = (DistributedDataParallel, fsdp) if fsdp else (DistributedDataParallel,)
     ours = {id(param) for param in params if param.requires_grad}
     # By type, not by isinstance: asking an object for its class may run any code. Each type is
     # tested once, as testing for DDP is slow.
@@ -59,5 +53,4 @@ def _other_reducer(params: Sequence[torch.Tensor]) -> tuple[str, int] | None:
         if group is None or group.size() == 1:
             continue
         if any(id(param) in ours for param in module.parameters()):
-            return type(module).__name__, group.size()
-    return None
+            yield type(module).__name__, group.size()
