@@ -1,0 +1,46 @@
+"""A test in one function, which runs on every rank of its world:
+
+@on_ranks(2, 3)
+def test_every_rank_gets_the_sum():
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import hvdlite as hvd
+
+
+def on_ranks(
+    *sizes: int, hosts: tuple[str, ...] = (), knobs: dict[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """sizes, hosts: as the marks `ranks` and `hosts`; without them those of the module count.
+    knobs: of `World.run`. Its parameters are those of the test, and are pickled."""
+
+    def made(body: Callable[..., None]) -> Callable[..., None]:
+        def case(**arguments: Any) -> None:
+            hvd.init()
+            body(**arguments)
+
+        def test(world: Any, **arguments: Any) -> None:
+            __tracebackhide__ = True
+            world.run(case, knobs=knobs, **arguments)
+
+        test.__name__, test.__module__, test.__doc__ = body.__name__, body.__module__, body.__doc__
+        test.__qualname__ = body.__qualname__
+        # Where a rank finds it.
+        case.__module__, case.__qualname__ = body.__module__, f"{body.__qualname__}.case"
+        test.case = case  # type: ignore[attr-defined]
+        world = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature([world, *parameters])  # type: ignore[attr-defined]
+        if sizes:
+            test = pytest.mark.ranks(*sizes)(test)
+        return pytest.mark.hosts(*hosts)(test) if hosts else test
+
+    return made
