@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import hvdlite as hvd
 
@@ -20,16 +21,18 @@ def on_ranks(
     *sizes: int, hosts: tuple[str, ...] = (), knobs: dict[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """sizes, hosts: as the marks `ranks` and `hosts`; without them those of the module count.
-    knobs: of `World.run`. Its parameters are those of the test, and are pickled."""
+    knobs: of `World.run`. Before it, hvdlite is initialized, and torch's generator has the same seed
+    on all ranks. Its arguments are those of the test, and are pickled."""
 
     def made(body: Callable[..., None]) -> Callable[..., None]:
-        def case(**arguments: Any) -> None:
+        def case(arguments: dict[str, Any]) -> None:
             hvd.init()
+            torch.manual_seed(0)
             body(**arguments)
 
         def test(world: Any, **arguments: Any) -> None:
             __tracebackhide__ = True
-            world.run(case, knobs=knobs, **arguments)
+            world.run(case, arguments, knobs=knobs)
 
         test.__name__, test.__module__, test.__doc__ = body.__name__, body.__module__, body.__doc__
         test.__qualname__ = body.__qualname__
