@@ -1,9 +1,4 @@
-"""A test in one function, which runs on every rank of its world:
-
-@on_ranks(2, 3)
-def test_every_rank_gets_the_sum():
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-"""
+"""A test in one function, which runs on every rank of its world."""
 
 from __future__ import annotations
 
@@ -20,9 +15,14 @@ import hvdlite as hvd
 def on_ranks(
     *sizes: int, hosts: tuple[str, ...] = (), knobs: dict[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """sizes, hosts: as the marks `ranks` and `hosts`; without them those of the module count.
-    knobs: of `World.run`. Before it, hvdlite is initialized, and torch's generator has the same seed
-    on all ranks. Its arguments are those of the test, and are pickled."""
+    """Turns a function into a test with the fixture `world`, which runs it on all ranks.
+
+    Before it hvdlite is initialized, and torch's generator gets the same seed on all ranks. The
+    function's parameters are those of the test; their values are pickled.
+
+    sizes, hosts: as the marks `ranks` and `hosts`; without them those of the module count.
+    knobs: of `World.run`, unless the test has a parameter of that name.
+    """
 
     def made(body: Callable[..., None]) -> Callable[..., None]:
         def case(arguments: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ def on_ranks(
 
         def test(world: Any, **arguments: Any) -> None:
             __tracebackhide__ = True
-            world.run(case, arguments, knobs=knobs)
+            world.run(case, arguments, knobs=arguments.get("knobs", knobs))
 
         test.__name__, test.__module__, test.__doc__ = body.__name__, body.__module__, body.__doc__
         test.__qualname__ = body.__qualname__

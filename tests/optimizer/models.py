@@ -1,6 +1,8 @@
 """The models of the training tests: small, and in float64, so that rounding hides no fault."""
 
+import contextlib
 import functools
+import logging
 
 import torch
 from torch import nn
@@ -122,3 +124,15 @@ def same_on_all_ranks(value):
     """The value, which is the same on all ranks."""
     assert hvd.allgather_object(value) == [value] * hvd.size()
     return value
+
+
+@contextlib.contextmanager
+def log():
+    """What the logger hvdlite is told inside."""
+    texts, handler = [], logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logging.getLogger("hvdlite").addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logging.getLogger("hvdlite").removeHandler(handler)

@@ -92,7 +92,10 @@ def test_bad_arguments_are_value_errors_at_construction():
     a, b = net.parameters()
     stranger = nn.Parameter(torch.zeros(3))
     cases = [
-        ({name: value}, f"{name}=.*{'' if name == 'op' else re.escape(str(value))}.*{expected}")
+        (
+            {name: value},
+            f"{name}=.*{'' if name == 'op' else re.escape(str(value)[:30])}.*{expected}",
+        )
         for name, expected, values in REFUSED
         for value in values
     ]
@@ -187,19 +190,6 @@ def test_the_name_of_a_parameter_that_is_gone_is_nobody_elses():
         assert names.of(kept[-1], 3) == "parameter 3"
 
 
-def hooks_and_places(options):
-    """How many parameters have a hook, and in how many storages `.grad` lies."""
-    hvd.init()
-    net = nn.Linear(3, 2)
-    optimizer = sgd(net.parameters(), **options)
-    net(torch.ones(1, 3)).sum().backward()
-    hooks = sum(bool(param._post_accumulate_grad_hooks) for param in net.parameters())
-    storages = {param.grad.untyped_storage().data_ptr() for param in net.parameters()}
-    optimizer.step()
-    return hooks, len(storages)
-
-
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("options", "knobs", "found"),
     [
@@ -211,8 +201,16 @@ def hooks_and_places(options):
         ({}, {"HVDLITE_DETERMINISTIC": "virtual:1"}, (2, 1)),
     ],
 )
-def test_a_world_of_one_has_hooks_only_where_an_option_asks_for_them(world, options, knobs, found):
-    assert world.run(hooks_and_places, options, knobs=knobs) == [found]
+@on_ranks(1)
+def test_a_world_of_one_has_hooks_only_where_an_option_asks_for_them(options, knobs, found):
+    """How many parameters have a hook, and in how many storages `.grad` lies."""
+    net = nn.Linear(3, 2)
+    optimizer = sgd(net.parameters(), **options)
+    net(torch.ones(1, 3)).sum().backward()
+    hooks = sum(bool(param._post_accumulate_grad_hooks) for param in net.parameters())
+    storages = {param.grad.untyped_storage().data_ptr() for param in net.parameters()}
+    optimizer.step()
+    assert (hooks, len(storages)) == found, knobs
 
 
 @on_ranks()
