@@ -8,7 +8,7 @@ from torch import nn
 
 import hvdlite as hvd
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import Twins, batches, mean_over_ranks, sgd
+from tests.optimizer.models import Twins, batches, mean_over_ranks, model, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
@@ -72,13 +72,14 @@ def test_a_rank_whose_backward_reaches_no_parameter_takes_part_in_step(how, spar
 
 @on_ranks(2, 3)
 def test_parameters_may_be_frozen_and_thawed_between_steps():
-    twins = Twins(functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    nets = model(), model()
 
     def freeze(which, frozen):
-        for net, _ in twins.both:
+        for net in nets:
             net[which].requires_grad_(not frozen)
 
     freeze(0, True)
+    twins = Twins(functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), nets)
     for step, (x, y) in enumerate(batches(16, 2, hvd.size())):
         if step == 4:
             freeze(0, False)
@@ -87,7 +88,7 @@ def test_parameters_may_be_frozen_and_thawed_between_steps():
         if step % 4 != 2:
             twins.zero_grad()
         else:
-            for net, _ in twins.both:
+            for net in nets:
                 net.zero_grad()
         if step == 12:
             freeze(2, False)
