@@ -67,18 +67,18 @@ def test_a_hash_depends_on_every_bit_and_place(of, count):
 
 @pytest.mark.parametrize("of", list(HASHES.values())[:2], ids=list(HASHES)[:2])
 def test_every_flipped_bit_and_every_two_swapped_words_change_a_fingerprint(of):
-    values = torch.randn(20)
-    values[7] = values[9]
+    values = torch.randn(8)
+    values[3] = values[5]
     found = {of(values)}
     in_bytes = values.view(torch.uint8)
-    for byte, bit in itertools.product(range(80), range(8)):
+    for byte, bit in itertools.product(range(32), range(8)):
         in_bytes[byte] ^= 1 << bit
         found.add(of(values))
         in_bytes[byte] ^= 1 << bit
-    assert len(found) == 1 + 32 * 20
-    for i, j in itertools.combinations(range(20), 2):
+    assert len(found) == 1 + 32 * 8
+    for i, j in itertools.combinations(range(8), 2):
         values[[i, j]] = values[[j, i]]
-        assert (of(values) in found) == ((i, j) == (7, 9))
+        assert (of(values) in found) == ((i, j) == (3, 5))
         values[[i, j]] = values[[j, i]]
 
 
