@@ -56,6 +56,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.wide_in(3)
 @pytest.mark.parametrize(("kind", "value", "options", "what", "loss"), FORMS)
 @on_ranks(1, 2, 3, hosts=("1,1",), knobs=ON)
 def test_the_rank_the_parameter_and_the_step_are_named(kind, value, options, what, loss):

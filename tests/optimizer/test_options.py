@@ -143,6 +143,7 @@ def test_each_parameter_group_keeps_its_options():
     twins.train(data[4:])
 
 
+@pytest.mark.wide_in(3)
 @pytest.mark.parametrize(
     ("options", "runs"),
     [
