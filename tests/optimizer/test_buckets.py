@@ -1,5 +1,6 @@
 """Which gradients are reduced together, and where each lies."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,32 +20,16 @@ ITEMS = st.lists(
 LIMITS = st.integers(0, 2000)
 
 
-def members(buckets):
-    return [bucket.members for bucket in buckets]
-
-
-def test_gradients_stand_as_they_are_expected_and_the_first_bucket_is_small():
-    items = [Item(100, 4, "float32")] * 7
-    assert members(assign(items, 800, 400)) == [(0,), (1, 2), (3, 4), (5, 6)]
-
-
-def test_a_gradient_larger_than_a_bucket_has_one_to_itself():
-    items = [Item(10, 4, ""), Item(10_000, 4, ""), Item(10, 4, "")]
-    assert members(assign(items, 400, 40)) == [(0,), (1,), (2,)]
-
-
-def test_without_a_size_every_gradient_is_alone():
-    assert members(assign([Item(5, 4, "")] * 3, 0, 1000)) == [(0,), (1,), (2,)]
-
-
-def test_different_dtypes_never_meet():
-    items = [Item(1, 4, "float32"), Item(1, 2, "float16"), Item(1, 4, "float32")]
-    assert members(assign(items, 1000, 1000)) == [(1,), (0, 2)]
-
-
-def test_a_group_is_one_bucket_whatever_its_size():
-    items = [Item(1000, 4, "", group=i % 2) for i in range(4)]
-    assert members(assign(items, 1, 1)) == [(0, 2), (1, 3)]
+@pytest.mark.parametrize(
+    ("elems", "limits", "wanted"),
+    [
+        ([100] * 7, (800, 400), [(0,), (1, 2), (3, 4), (5, 6)]),
+        ([10, 10_000, 10], (400, 40), [(0,), (1,), (2,)]),
+    ],
+)
+def test_the_first_bucket_is_small_and_a_large_gradient_has_one_to_itself(elems, limits, wanted):
+    items = [Item(each, 4, "float32") for each in elems]
+    assert [bucket.members for bucket in assign(items, *limits)] == wanted
 
 
 @given(ITEMS, LIMITS, LIMITS)

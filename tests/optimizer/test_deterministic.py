@@ -10,86 +10,64 @@ from torch import nn
 import hvdlite as hvd
 from tests.core import sum_tree
 from tests.distributed.default_group import in_a_group
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import sgd
 
 KNOBS = {"HVDLITE_DETERMINISTIC": "1", "HVDLITE_BUCKET_BYTES": "6000"}
 SIZES = (7, 4000, 333)
 WEIGHTS = (3.0, 0.7, 11.0, 2.0)
 
 
-def gradients(rank, dtype):
-    return [sum_tree.draw(rank, size, dtype) for size in SIZES]
+def reduced(size, dtype, predivide=1.0, weights=None):
+    given = [sum_tree.draw(rank, size, dtype) for rank in range(hvd.size())]
+    if weights is None:
+        return sum_tree.reduced(given, "Average", 1 / predivide, predivide)
+    products = [grad * weight for grad, weight in zip(given, weights, strict=True)]
+    return sum_tree.reduced(products, "Average") * (hvd.size() / math.fsum(weights))
 
 
-def expected(dtype, *factors):
-    everyones = zip(*(gradients(rank, dtype) for rank in range(hvd.size())), strict=True)
-    return [sum_tree.reduced(given, "Average", *factors) for given in everyones]
-
-
-def reduced(dtype, weight=None, **arguments):
-    """What a step of SGD takes from zeros."""
+@pytest.mark.wide_in("2,2", "1,2,1")
+@pytest.mark.parametrize(
+    ("options", "weighted"),
+    [
+        ({}, False),
+        ({"shard": True}, False),
+        ({"shard": "host"}, False),
+        ({"gradient_predivide_factor": 3.0}, False),
+        ({}, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.above_mpi
+@on_ranks(3, hosts=("2,1", "2,2", "1,2,1"), knobs=KNOBS)
+def test_gradients_have_the_bits_of_the_tree(options, weighted, dtype):
+    weights = WEIGHTS[: hvd.size()] if weighted else None
     params = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in SIZES]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), **arguments)
+    optimizer = sgd(params, **options)
     for _ in range(2):  # the first round of a sharded optimizer is whole
         for param in params:
             param.data.zero_()
-        if weight is not None:
-            optimizer.set_weight(weight)
-        terms = zip(params, gradients(hvd.rank(), dtype), strict=True)
-        sum((param * grad).sum() for param, grad in terms).backward()
+        if weights:
+            optimizer.set_weight(weights[hvd.rank()])
+        sum((p * sum_tree.draw(hvd.rank(), len(p), dtype)).sum() for p in params).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return [-param.data for param in params]
-
-
-def equal(got, right):
-    return all(torch.equal(a, b) for a, b in zip(got, right, strict=True))
-
-
-def reduces_along_the_tree():
-    hvd.init()
-    wrong = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for arguments in ({}, {"shard": True}, {"shard": "host"}):
-            if not equal(reduced(dtype, **arguments), expected(dtype)):
-                wrong.append(f"{dtype} {arguments}")
-        if not equal(reduced(dtype, gradient_predivide_factor=3.0), expected(dtype, 1 / 3.0, 3.0)):
-            wrong.append(f"{dtype} predivided")
-    weights = WEIGHTS[: hvd.size()]
-    products = [
-        [grad * weight for grad in gradients(rank, torch.float32)]
-        for rank, weight in enumerate(weights)
-    ]
-    right = [
-        sum_tree.reduced(given, "Average") * (hvd.size() / math.fsum(weights))
-        for given in zip(*products, strict=True)
-    ]
-    if not equal(reduced(torch.float32, weights[hvd.rank()]), right):
-        wrong.append("weighted")
-    return wrong
-
-
-@pytest.mark.wide
-@pytest.mark.ranks(4)
-@pytest.mark.hosts("2,2", "1,2,1")
-@pytest.mark.above_mpi
-def test_gradients_have_the_bits_of_the_tree(world):
-    assert world.run(reduces_along_the_tree, knobs=KNOBS) == [[]] * 4
+    predivide = options.get("gradient_predivide_factor", 1.0)
+    for param in params:
+        assert torch.equal(-param, reduced(len(param), dtype, predivide, weights))
 
 
 @in_a_group
 def adds_along_the_tree(rank, size):
-    wrong = []
     for dtype in (torch.float32, torch.bfloat16):
         given = [sum_tree.draw(member, 3000, dtype) for member in range(size)]
         x = given[rank].clone()
         dist.all_reduce(x)
-        if not torch.equal(x, sum_tree.reduced(given, "Sum")):
-            wrong.append(str(dtype))
-    return wrong
+        assert torch.equal(x, sum_tree.reduced(given, "Sum")), dtype
 
 
 @pytest.mark.hosts("2,2", "1,2,1")
 @pytest.mark.wide_in("2,2")
 @pytest.mark.above_mpi
 def test_the_backend_of_torch_distributed_has_them_too(world, tmp_path):
-    assert world.run(adds_along_the_tree, tmp_path, knobs=KNOBS) == [[]] * 4
+    world.run(adds_along_the_tree, tmp_path, knobs=KNOBS)

@@ -1,5 +1,6 @@
 """free_gradients=True: the memory of gradients goes back to the system at the end of each step."""
 
+import functools
 import mmap
 import struct
 
@@ -9,10 +10,14 @@ from torch import nn
 
 import hvdlite as hvd
 from hvdlite.optimizer.buckets.pages import Pages
+from tests.harness.on_ranks import on_ranks
 from tests.optimizer.sharding.models import batch, differences, odd
+
+pytestmark = pytest.mark.ranks(2)
 
 PAGE_BYTES = mmap.PAGESIZE
 KNOBS = {"HVDLITE_BUCKET_BYTES": "16000"}
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
 
 
 def resident_pages(tensor):
@@ -25,31 +30,21 @@ def resident_pages(tensor):
     return sum(word >> 63 for word in words)
 
 
-def buckets_of(optimizer):
-    return optimizer._hvdlite_reducer.gradients.buckets
-
-
 def resident(optimizer):
-    buckets = buckets_of(optimizer)
+    buckets = optimizer._hvdlite_reducer.gradients.buckets
     return sum(resident_pages(memory) for each in buckets for memory in (each.flat, each.wire))
 
 
-def pair(shard, shared=False, kind=torch.optim.Adam, **options):
+def pair(kind=ADAM, shared=False, **options):
     """An optimizer that keeps its gradients, and one that frees them, each with its own model."""
-    hvd.init()
     made = []
     for frees in (False, True):
         net = odd()
         if shared:
             hvd.share_parameters(net)
-        optimizer = hvd.DistributedOptimizer(
-            kind(net.parameters(), lr=0.01),
-            net.named_parameters(),
-            shard=shard,
-            free_gradients=frees,
-            **options,
-        )
-        made.append((net, optimizer))
+        optimizer = kind(net.parameters())
+        options["free_gradients"] = frees
+        made.append((net, hvd.DistributedOptimizer(optimizer, net.named_parameters(), **options)))
     return made
 
 
@@ -69,10 +64,24 @@ class Normed(torch.optim.SGD):
                     param.sub_(group["lr"] * param.grad / (param.grad.norm() + 1))
 
 
-def frees(shard, shared, kind, compression):
-    (kept, keeping), (freed, freeing) = pair(shard, shared, kind, compression=compression)
+@pytest.mark.above_mpi
+@pytest.mark.parametrize(
+    ("shared", "kind", "options"),
+    [
+        (False, ADAM, {"shard": True}),
+        (True, ADAM, {"shard": "host", "compression": hvd.Compression.fp16}),
+        (False, functools.partial(Normed, lr=0.01), {"shard": True}),
+        (False, ADAM, {"compression": hvd.Compression.bf16}),
+        (True, ADAM, {}),
+    ],
+)
+@on_ranks(2, hosts=("2,1",), knobs=KNOBS)
+def test_after_a_step_gradients_have_no_memory_and_parameters_have_the_same_bits(
+    shared, kind, options
+):
+    (kept, keeping), (freed, freeing) = both = pair(kind, shared, **options)
     for step in range(4):
-        for net, optimizer in ((kept, keeping), (freed, freeing)):
+        for net, optimizer in both:
             backward(net, optimizer, step)
             assert resident(optimizer)
             optimizer.step()
@@ -83,49 +92,27 @@ def frees(shard, shared, kind, compression):
     hvd.barrier()
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.hosts("2,1")
-@pytest.mark.above_mpi
-@pytest.mark.parametrize(
-    ("shard", "shared", "kind", "compression"),
-    [
-        (True, False, torch.optim.Adam, hvd.Compression.none),
-        ("host", True, torch.optim.Adam, hvd.Compression.fp16),
-        (True, False, Normed, hvd.Compression.none),
-        (False, False, torch.optim.Adam, hvd.Compression.bf16),
-        (False, True, torch.optim.Adam, hvd.Compression.none),
-    ],
-)
-def test_after_a_step_gradients_have_no_memory_and_parameters_have_the_same_bits(
-    world, shard, shared, kind, compression
-):
-    world.run(frees, shard, shared, kind, compression, knobs=KNOBS)
-
-
-def keeps():
-    (kept, keeping), (freed, freeing) = pair(False)
+@on_ranks()
+def test_a_gradient_that_the_user_keeps_has_its_values_after_the_step():
+    (kept, _), (freed, _) = both = pair()
     held = []
     for step in range(4):
-        for net, optimizer in ((kept, keeping), (freed, freeing)):
+        for net, optimizer in both:
             backward(net, optimizer, step)
         held.append((freed.end.weight.grad, freed.end.weight.grad.clone()))
-        keeping.step()
-        freeing.step()
+        for _, optimizer in both:
+            optimizer.step()
         assert freed.end.weight.grad is None
         assert differences(freed, kept) == [], step
     assert all(torch.equal(grad, values) for grad, values in held)
     assert len({grad.data_ptr() for grad, _ in held}) == len(held)
 
 
-@pytest.mark.ranks(2)
-def test_a_gradient_that_the_user_keeps_has_its_values_after_the_step(world):
-    world.run(keeps)
-
-
-def changes():
-    (kept, keeping), (freed, freeing) = pair(True)
+@on_ranks()
+def test_frozen_thawed_and_added_parameters_train_on():
+    (kept, _), (freed, freeing) = both = pair(shard=True)
     for step in range(8):
-        for net, optimizer in ((kept, keeping), (freed, freeing)):
+        for net, optimizer in both:
             if step in (2, 4):
                 net.mix.requires_grad_(step == 4)
             if step == 6:
@@ -140,18 +127,19 @@ def changes():
         assert resident(freeing) == 0
 
 
-@pytest.mark.ranks(2)
-def test_frozen_thawed_and_added_parameters_train_on(world):
-    world.run(changes)
+def interrupt():
+    raise KeyboardInterrupt
 
 
-def is_interrupted(shard):
-    (kept, keeping), (freed, freeing) = pair(shard)
+@pytest.mark.parametrize("shard", [False, True])
+@on_ranks(knobs=KNOBS)
+def test_an_interrupted_step_changes_no_bits(shard):
+    (kept, keeping), (freed, freeing) = both = pair(shard=shard)
+    gradients = freeing._hvdlite_reducer.gradients
     for step in range(5):
-        for net, optimizer in ((kept, keeping), (freed, freeing)):
+        for net, optimizer in both:
             backward(net, optimizer, step)
         keeping.step()
-        gradients = freeing._hvdlite_reducer.gradients
         if step == 3 and hvd.rank() == 1:
             gradients.free = interrupt  # as a signal's handler would
             with pytest.raises(KeyboardInterrupt):
@@ -163,41 +151,12 @@ def is_interrupted(shard):
         assert differences(freed, kept) == [], step
 
 
-def interrupt():
-    raise KeyboardInterrupt
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("shard", [False, True])
-def test_an_interrupted_step_changes_no_bits(world, shard):
-    world.run(is_interrupted, shard, knobs=KNOBS)
-
-
 def test_memory_that_was_given_back_is_zero():
     pages = Pages()
-    tensors = [
-        pages.zeros(elems, dtype=dtype, device="cpu")
-        for elems, dtype in ((0, torch.float32), (1, torch.bfloat16), (5000, torch.complex64))
-    ]
+    kinds = ((0, torch.float32), (1, torch.bfloat16), (5000, torch.complex64))
+    tensors = [pages.zeros(elems, dtype=dtype, device="cpu") for elems, dtype in kinds]
     for tensor in tensors:
-        assert tensor.device == torch.device("cpu")
         assert not tensor.any()
         tensor.fill_(7)
     pages.give_back()
     assert not any(tensor.any() for tensor in tensors)
-
-
-def refuses():
-    hvd.init()
-    net = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="free_gradients='yes': expected True or False"):
-        hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), free_gradients="yes")
-    with pytest.raises(ValueError, match="does not go with op=Adasum"):
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(net.parameters()), op=hvd.Adasum, free_gradients=True
-        )
-
-
-@pytest.mark.ranks(1)
-def test_arguments_that_do_not_go_together_are_refused(world):
-    world.run(refuses)

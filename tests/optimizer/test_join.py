@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from tests.optimizer.models import assert_same_parameters, batches, loss_of, model, own
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import Twins, assert_same_parameters, batches, loss_of, mine, own, sgd
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
@@ -17,50 +18,40 @@ def num_batches(rank, size, last):
     return BATCHES * ((rank - last - 1) % size) // (size - 1)
 
 
-def uneven(last, options):
-    """The gradients are those of the ranks that have data, divided by the number of all."""
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    alone, net = model(), model()
-    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **options)
-    factor = size if options.get("op") is hvd.Sum else 1
-    for _ in range(2):
-        for step, (x, y) in enumerate(batches(BATCHES, 2, size)):
-            having = [r for r in range(size) if step < num_batches(r, size, last)]
-            reference.zero_grad()
-            for r in having:
-                (loss_of(alone, own(x, r, size), own(y, r, size)) * factor / size).backward()
-            reference.step()
-            if rank in having:
-                optimizer.zero_grad()
-                loss_of(net, own(x, rank, size), own(y, rank, size)).backward()
-                optimizer.step()
-                assert_same_parameters(net, alone)
-        assert hvd.join() == last
-        # Ranks that joined before have missed steps.
-        hvd.broadcast_parameters(net.state_dict(), root_rank=last)
-        assert_same_parameters(net, alone)
-
-
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.hosts("1,1", "2,1")
 @pytest.mark.wide_in(4, "1,1")
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}])
-def test_a_rank_that_has_joined_counts_with_zeros(world, last, options):
-    world.run(uneven, last, options)
+@on_ranks(2, 3, 4, hosts=("1,1", "2,1"))
+def test_a_rank_that_has_joined_counts_with_zeros(last, options):
+    """The gradients are those of the ranks that have data, divided by the number of all."""
+    size = hvd.size()
+    twins = Twins(**options)
+    for _ in range(2):
+        for step, (x, y) in enumerate(batches(BATCHES, 2, size)):
+            having = [r for r in range(size) if step < num_batches(r, size, last)]
+            twins.reference.zero_grad()
+            for r in having:
+                loss = loss_of(twins.alone, own(x, r, size), own(y, r, size))
+                (loss * twins.factor / size).backward()
+            twins.reference.step()
+            if hvd.rank() in having:
+                twins.optimizer.zero_grad()
+                loss_of(twins.net, *mine(x, y)).backward()
+                twins.optimizer.step()
+                assert_same_parameters(twins.net, twins.alone)
+        assert hvd.join() == last
+        # Ranks that joined before have missed steps.
+        hvd.broadcast_parameters(twins.net.state_dict(), root_rank=last)
+        assert_same_parameters(twins.net, twins.alone)
 
 
-def learns_together():
+@on_ranks()
+def test_what_is_found_out_while_a_rank_has_joined_does_not_separate_the_ranks():
     """While rank 1 has joined, rank 0 has a dense gradient, and later rank 1 a sparse one."""
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(3, 2))
     # Rank 0 makes a step before the others' first one.
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([a, b], lr=1.0), op=hvd.Sum, check_start=False
-    )
+    optimizer = sgd([a, b], op=hvd.Sum, check_start=False)
     if rank == 0:
         a.sum().backward()
         assert b.grad is None
@@ -83,16 +74,11 @@ def learns_together():
         assert torch.equal(b.grad.to_dense(), wanted)
 
 
-def test_what_is_found_out_while_a_rank_has_joined_does_not_separate_the_ranks(world):
-    world.run(learns_together)
-
-
-def adasum():
-    hvd.init()
-    rank = hvd.rank()
+@on_ranks()
+def test_adasum_adds_nothing_of_a_rank_that_has_joined():
     p = nn.Parameter(torch.zeros(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Adasum)
-    if rank == 0:
+    optimizer = sgd([p], op=hvd.Adasum)
+    if hvd.rank() == 0:
         p.sum().backward()
         optimizer.step()
         assert p.tolist() == [-1.0, -1.0]
@@ -103,14 +89,10 @@ def adasum():
     assert p.tolist() == [-2.0, -1.0]
 
 
-def test_adasum_adds_nothing_of_a_rank_that_has_joined(world):
-    world.run(adasum)
-
-
-def thaws_while_others_have_joined():
-    hvd.init()
+@on_ranks(hosts=("1,1",))
+def test_new_buckets_are_an_error_while_a_rank_has_joined():
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    optimizer = sgd([a, b])
     if hvd.rank() == 0:
         b.requires_grad_(True)
         for _ in range(2):
@@ -119,8 +101,3 @@ def thaws_while_others_have_joined():
             optimizer.zero_grad()
     hvd.join()
     assert hvd.allreduce(torch.ones(1)).item() == 1
-
-
-@pytest.mark.hosts("1,1")
-def test_new_buckets_are_an_error_while_a_rank_has_joined(world):
-    world.run(thaws_while_others_have_joined)

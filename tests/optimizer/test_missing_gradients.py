@@ -1,27 +1,23 @@
 """Parameters that get no gradient: on some ranks, on all, for a while."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 import hvdlite as hvd
-from tests.optimizer.models import (
-    assert_same_parameters,
-    batches,
-    loss_of,
-    mean_over_ranks,
-    model,
-    own,
-)
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import Twins, batches, mean_over_ranks, model, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 
-def unused_parameters():
-    hvd.init()
+@on_ranks(2, 3)
+def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one():
     rank = hvd.rank()
     used, first_only, never = (nn.Parameter(torch.zeros(3)) for _ in range(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, first_only, never], lr=1.0))
+    optimizer = sgd([used, first_only, never])
     for to_none in (True, False, True):
         loss = used.sum() * (rank + 1)
         if rank == 0:
@@ -42,15 +38,10 @@ def unused_parameters():
     optimizer.step()
 
 
-@pytest.mark.ranks(2, 3)
-def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(world):
-    world.run(unused_parameters)
-
-
-def absent_everywhere_in_its_place():
-    hvd.init()
+@on_ranks()
+def test_a_gradient_that_no_rank_renews_stays_as_it_was():
     a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
+    optimizer = sgd([a, b])
     (a.sum() + 3 * b.sum()).backward()
     optimizer.step()
     # Nobody zeroes b: its .grad, a place in the bucket, must survive a round without it.
@@ -61,83 +52,45 @@ def absent_everywhere_in_its_place():
     optimizer.step()
 
 
-def test_a_gradient_that_no_rank_renews_stays_as_it_was(world):
-    world.run(absent_everywhere_in_its_place)
-
-
-def touches_nothing():
-    hvd.init()
-    rank = hvd.rank()
-    p = nn.Parameter(torch.zeros(2))
-    other = torch.zeros(2, requires_grad=True)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("how", ["no backward", "one that reaches nothing"])
+@on_ranks(2, 3)
+def test_a_rank_whose_backward_reaches_no_parameter_takes_part_in_step(how, sparse):
+    p = nn.Parameter(torch.zeros(3, 2))
+    other = torch.zeros(3, 2, requires_grad=True)
+    optimizer = sgd([p])
     for _ in range(3):
         optimizer.zero_grad()
-        ((p if rank == 0 else other) * 6).sum().backward()
+        of = p if hvd.rank() == 0 else other
+        if of is p or how != "no backward":
+            rows = nn.functional.embedding(torch.tensor([1, 1, 2]), of, sparse=sparse)
+            (rows * 6).sum().backward()
         optimizer.step()
-    assert p.tolist() == [-3 * 6.0 / hvd.size()] * 2
+    wanted = torch.tensor([[0.0, 0.0], [12.0, 12.0], [6.0, 6.0]])
+    torch.testing.assert_close(p.detach(), -3 * wanted / hvd.size())
 
 
-@pytest.mark.ranks(2, 3)
-def test_a_rank_whose_backward_reaches_no_parameter_takes_part_in_step(world):
-    world.run(touches_nothing)
-
-
-def frozen_and_thawed():
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    alone, net = model(), model()
+@on_ranks(2, 3)
+def test_parameters_may_be_frozen_and_thawed_between_steps():
+    nets = model(), model()
 
     def freeze(which, frozen):
-        for module in (alone, net):
-            for p in module[which].parameters():
-                p.requires_grad_(not frozen)
+        for net in nets:
+            net[which].requires_grad_(not frozen)
 
     freeze(0, True)
-    reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net.named_parameters()
-    )
-    for step, (x, y) in enumerate(batches(16, 2, size)):
+    twins = Twins(functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), nets)
+    for step, (x, y) in enumerate(batches(16, 2, hvd.size())):
         if step == 4:
             freeze(0, False)
         if step == 8:
             freeze(2, True)
         if step % 4 != 2:
-            optimizer.zero_grad()
+            twins.zero_grad()
         else:
-            net.zero_grad()
+            for net in nets:
+                net.zero_grad()
         if step == 12:
             freeze(2, False)
-        reference.zero_grad()
-        loss_of(alone, x, y).backward()
-        reference.step()
-        loss_of(net, own(x, rank, size), own(y, rank, size)).backward()
-        optimizer.step()
-        assert_same_parameters(net, alone)
-
-
-@pytest.mark.ranks(2, 3)
-def test_parameters_may_be_frozen_and_thawed_between_steps(world):
-    world.run(frozen_and_thawed)
-
-
-def thawed_alone():
-    hvd.init()
-    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0))
-    b.requires_grad_()
-    # Only the parameter without a hook gets a gradient.
-    (b * (hvd.rank() + 1)).sum().backward()
-    optimizer.step()
-    assert b.item() == -mean_over_ranks(lambda r: r + 1)
-    c = nn.Parameter(torch.zeros(1))
-    optimizer.zero_grad()
-    optimizer.add_param_group({"params": [c], "lr": 2.0})
-    (a + c * (hvd.rank() + 1)).sum().backward()
-    optimizer.step()
-    assert (a.item(), c.item()) == (-1.0, -2 * mean_over_ranks(lambda r: r + 1))
-
-
-def test_a_parameter_that_was_thawed_or_added_is_reduced_at_once(world):
-    world.run(thawed_alone)
+        twins.backward(x, y)
+        twins.step()

@@ -8,27 +8,17 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.optimizer.checks.fingerprints import bytes_of, digest, fingerprint, row_sums
-from tests.optimizer.models import model
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import model, same_on_all_ranks, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
+STRICT = pytest.mark.parametrize("knobs", [{}, {"HVDLITE_STRICT": "1"}], ids=["", "strict"])
+OPS = pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 
-def starts(how, op, options):
-    """The last rank's third and fifth parameter differ. What each rank is told, in three steps."""
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    net = model()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), op=op, **options
-    )
-    if rank == size - 1 and how != "alike":
-        # In one bit each, and after the optimizer has been made.
-        with torch.no_grad():
-            net[2].weight.view(torch.int64)[1, 2] ^= 1
-            net[4].weight.neg_()
-    if how == "broadcast":
-        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+
+def told(net, optimizer):
+    """What each rank is told in each of three steps: a warning, an error or nothing."""
     texts = []
     before = [p.detach().clone() for p in net.parameters()]
     for step in range(3):
@@ -36,120 +26,100 @@ def starts(how, op, options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                net(torch.full((1, 6), rank + 1.0, dtype=torch.float64)).sum().backward()
+                net(torch.full((1, 6), hvd.rank() + 1.0, dtype=torch.float64)).sum().backward()
                 optimizer.step()
             except hvd.HorovodInternalError as error:
-                texts.append((step, "error", str(error)))
-                assert all(map(torch.equal, before, net.parameters())), "no step was made"
+                made = not all(map(torch.equal, before, net.parameters()))
+                texts.append((step, "error after a step" if made else "error", str(error)))
         texts += [(step, "warning", str(each.message)) for each in caught]
-    return texts
+    return hvd.allgather_object(texts)
 
 
-def is_told(text, size):
-    """The first parameter that differs, and the ranks."""
-    assert text.startswith(
-        "DistributedOptimizer: the ranks start from different values: parameter '2.weight' is not "
-        "the same on all ranks: "
-    )
+def start(how, **options):
+    """The last rank's third and fifth parameter differ."""
+    net = model()
+    optimizer = sgd(net.parameters(), 0.1, net.named_parameters(), **options)
+    if hvd.rank() == hvd.size() - 1 and how != "alike":
+        # In one bit each, and after the optimizer has been made.
+        with torch.no_grad():
+            net[2].weight.view(torch.int64)[1, 2] ^= 1
+            net[4].weight.neg_()
+    if how == "broadcast":
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    return told(net, optimizer)
+
+
+@OPS
+@STRICT
+@on_ranks(2, 3)
+def test_different_values_are_one_warning_or_an_error_that_names_the_first_parameter(op, knobs):
+    size = hvd.size()
+    found = start("different", op=op)
+    ((step, kind, text),) = found[0]
+    assert (step, kind) == (0, "error" if knobs else "warning")
+    assert found[1:] == ([found[0]] if knobs else [[]]) * (size - 1)
     who = "no majority, between rank 0; rank 1" if size == 2 else "rank 2 differs from ranks 0, 1"
+    assert "the ranks start from different values: parameter '2.weight' is not the same" in text
     assert who in text
     assert "(2 of " in text
     assert "call broadcast_parameters(model.state_dict(), root_rank=0)" in text
-    return True
+    assert "or pass check_start=False" in text
 
 
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_different_values_are_one_warning_that_names_the_first_parameter(world, op):
-    first, *others = world.run(starts, "different", op, {})
-    ((step, kind, text),) = first
-    assert (step, kind) == (0, "warning")
-    assert is_told(text, world.size)
-    assert others == [[]] * (world.size - 1)
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_different_values_are_an_error_on_every_rank_where_strict(world, op):
-    told = world.run(starts, "different", op, {}, knobs={"HVDLITE_STRICT": "1"})
-    ((step, kind, text),) = told[0]
-    assert (step, kind) == (0, "error")
-    assert is_told(text, world.size)
-    assert told == [told[0]] * world.size
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@OPS
 @pytest.mark.parametrize(
     ("how", "options"),
     [("alike", {}), ("broadcast", {}), ("different", {"check_start": False})],
 )
-def test_nothing_is_said_of_values_that_are_alike_or_not_compared(world, how, options, op):
-    assert world.run(starts, how, op, options) == [[]] * world.size
+@on_ranks()
+def test_nothing_is_said_of_values_that_are_alike_or_not_compared(how, options, op):
+    assert start(how, op=op, **options) == [[]] * hvd.size()
 
 
-def another_order(how, op):
-    """The last rank's optimizer has its parameters the other way around."""
-    hvd.init()
-    params = {
-        name: nn.Parameter(torch.full((2,), value)) for name, value in (("a", 1.0), ("b", 2.0))
-    }
-    items = list(params.items())[:: -1 if hvd.rank() == hvd.size() - 1 else 1]
-    named = items if how == "torch's names" else [param for _, param in items]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(named, lr=0.1), op=op)
-    loss = (params["a"] * params["b"]).sum()
-    with pytest.raises(hvd.HorovodInternalError) as caught:  # noqa: PT012
-        loss.backward()
-        optimizer.step()  # with Adasum here
-    assert [p[0].item() for p in params.values()] == [1.0, 2.0], "no step was made"
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@OPS
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         (
             "torch's names",
-            "parameter 0 differs: 'a' float32[2] on rank 0, 'b' float32[2] on rank 1",
+            "0 differs: 'a' float32[2] on rank 0, 'b' float32[2] on rank 1",
         ),
         ("no names", "All ranks have the same values, in another order; on every rank make the"),
     ],
 )
-def test_parameters_in_another_order_are_an_error_on_every_rank(world, how, words, op):
-    (text,) = set(world.run(another_order, how, op))
-    assert words in text
+@on_ranks()
+def test_parameters_in_another_order_are_an_error_on_every_rank(how, words, op):
+    """The last rank's optimizer has its parameters the other way around."""
+    params = {"a": nn.Parameter(torch.full((2,), 1.0)), "b": nn.Parameter(torch.full((2,), 2.0))}
+    items = list(params.items())[:: -1 if hvd.rank() == hvd.size() - 1 else 1]
+    optimizer = sgd(items if how == "torch's names" else [param for _, param in items], op=op)
+    loss = (params["a"] * params["b"]).sum()
+    with pytest.raises(hvd.HorovodInternalError) as caught:  # noqa: PT012
+        loss.backward()
+        optimizer.step()  # with Adasum here
+    assert [p[0].item() for p in params.values()] == [1.0, 2.0], "no step was made"
+    assert words in same_on_all_ranks(str(caught.value))
 
 
-def other_optimizer(what):
+STATE = "momentum_buffer of 2.weight"
+
+
+def start_of_other_optimizer(what):
     """The last rank's optimizer has another state, or other options."""
-    hvd.init()
     net = model()
     differs = hvd.rank() == hvd.size() - 1
-    inner = torch.optim.SGD(
-        net.parameters(), lr=0.2 if differs and what == "lr" else 0.1, momentum=0.5
-    )
+    lr = 0.2 if differs and what == "lr" else 0.1
+    inner = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.5)
     state = {"momentum_buffer": torch.ones_like(net[2].weight)}
     if what == "state of one" and differs:
         inner.state[net[2].weight] = state
     if what == "other state":
         state["momentum_buffer"][0, 0] += differs
         inner.state[net[2].weight] = state
-    optimizer = hvd.DistributedOptimizer(inner, net.named_parameters())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            for _ in range(3):
-                net(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        except hvd.HorovodInternalError as error:
-            return [str(error)]
-    return [str(each.message) for each in caught]
+    return told(net, hvd.DistributedOptimizer(inner, net.named_parameters()))
 
 
-STATE = "momentum_buffer of 2.weight"
-
-
+@STRICT
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -158,93 +128,30 @@ STATE = "momentum_buffer of 2.weight"
         ("state of one", f"state '{STATE}' float64[16, 16] is there on rank 1, but not on rank 0"),
     ],
 )
-@pytest.mark.parametrize("strict", [False, True])
-def test_other_state_or_options_at_the_start_are_told_like_other_values(world, what, words, strict):
-    told = world.run(other_optimizer, what, knobs={"HVDLITE_STRICT": str(int(strict))})
-    assert [len(each) for each in told] == [1, int(strict)]
-    for text in itertools.chain(*told):
+@on_ranks()
+def test_other_state_or_options_at_the_start_are_told_like_other_values(what, words, knobs):
+    found = start_of_other_optimizer(what)
+    assert [len(each) for each in found] == ([1, 1] if knobs else [1, 0])
+    for _, _, text in itertools.chain(*found):
         assert text.startswith("DistributedOptimizer: the ranks start from different values: ")
         assert words in text
         assert "broadcast_optimizer_state(optimizer, root_rank=0) on every rank" in text
 
 
-@pytest.mark.parametrize("what", ["lr", "other state"])
-def test_the_periodic_check_names_what_differed_at_the_start_and_not_the_parameters(world, what):
-    (text,) = {each[-1] for each in world.run(other_optimizer, what, knobs=PERIODIC)}
-    assert ("'lr of parameter group 0'" if what == "lr" else f"'{STATE}'") in text
+@pytest.mark.parametrize(
+    ("what", "name"), [("lr", "lr of parameter group 0"), ("other state", STATE)]
+)
+@on_ranks(knobs={"HVDLITE_CHECK_PARAMETERS": "1"})
+def test_the_periodic_check_names_what_differed_at_the_start_and_not_the_parameters(what, name):
+    ((_, _, text),) = {tuple(each[-1]) for each in start_of_other_optimizer(what)}
+    assert f"'{name}'" in text
     assert "without broadcast_optimizer_state" in text
 
 
-PERIODIC = {"HVDLITE_CHECK_PARAMETERS": "1"}
-
-
-def only_here():
-    hvd.init()
+@on_ranks()
+def test_values_are_compared_where_all_ranks_want_it():
     p = nn.Parameter(torch.full((1,), float(hvd.rank())))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), check_start=hvd.rank() > 0)
+    optimizer = sgd([p], check_start=hvd.rank() > 0)
     p.sum().backward()
     optimizer.step()
     assert p.item() == hvd.rank() - 1
-
-
-def test_values_are_compared_where_all_ranks_want_it(world):
-    world.run(only_here)
-
-
-def on_the_host(tensor):
-    return fingerprint(bytes_of(tensor))
-
-
-def on_a_device(tensor):
-    return digest(row_sums(bytes_of(tensor)).tolist())
-
-
-HASHES = [on_the_host, on_a_device]
-
-
-@pytest.mark.parametrize("hash_of", HASHES)
-@pytest.mark.parametrize("count", [1, 7, (1 << 16) + 3, (1 << 22) + 5])
-def test_a_hash_depends_on_every_bit_and_place(hash_of, count):
-    generator = torch.Generator().manual_seed(count)
-    values = torch.randn(count, generator=generator)
-    others = [-values, torch.zeros(count), -torch.zeros(count)]
-    for place in {0, count // 2, count - 1}:
-        changed = values.clone()
-        changed.view(torch.int32)[place] ^= 1
-        others.append(changed)
-    if count > 1:
-        swapped = values.clone()
-        swapped[[0, -1]] = values[[-1, 0]]
-        others += [swapped, values.flip(0).neg()]
-    assert len({hash_of(each) for each in (values, *others)}) == len(others) + 1
-    assert hash_of(values) == hash_of(values.clone())
-
-
-@pytest.mark.parametrize("hash_of", HASHES)
-def test_there_is_a_hash_of_every_dtype_and_shape(hash_of):
-    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool):
-        for shape in ((), (3,), (2, 3), (2, 0)):
-            ones = torch.ones(shape, dtype=dtype)
-            assert hash_of(ones) == hash_of(ones.clone())
-            assert hash_of(ones) != hash_of(torch.zeros_like(ones)) or not ones.numel()
-
-
-def test_the_hash_is_of_the_values_and_not_of_how_they_lie():
-    hash_of = on_the_host
-    values = torch.randn(3, 5)
-    assert hash_of(values.t().contiguous().t()) == hash_of(values)
-    numbers = torch.randn(4, dtype=torch.complex64)
-    assert hash_of(numbers.conj()) == hash_of(numbers.conj().resolve_conj()) != hash_of(numbers)
-    nan = torch.tensor([torch.nan])
-    assert hash_of(nan) == hash_of(nan.clone())
-
-
-def test_what_has_no_values_to_read_is_left_out():
-    freed = torch.ones(4)
-    freed.untyped_storage().resize_(0)
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        fake = torch.ones(4)
-    unreadable = [torch.ones(4, device="meta"), torch.ones(4, 4).to_sparse(), freed, fake]
-    assert [bytes_of(each) for each in unreadable] == [None] * 4

@@ -13,45 +13,37 @@ from torch import nn
 import hvdlite as hvd
 from hvdlite.optimizer import together
 from hvdlite.world import world as worlds
-from tests.optimizer.models import (
-    assert_same_parameters,
-    batches,
-    loss_of,
-    mean_over_ranks,
-    model,
-    own,
-)
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import OPTIMIZERS, Twins, batches, mean_over_ranks, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 
-def shares_everything():
-    hvd.init()
-    torch.manual_seed(0)
+def copies(value):
+    return copy.deepcopy(value), pickle.loads(pickle.dumps(value))
+
+
+@on_ranks()
+def test_wrapper_and_wrapped_share_state_groups_and_defaults_for_good():
     net = nn.Linear(3, 2)
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     wrapped = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    called = []
+    wrapped.register_step_pre_hook(lambda *_: called.append("pre"))
     optimizer = hvd.DistributedOptimizer(wrapped, net.named_parameters())
+    optimizer.register_step_post_hook(lambda *_: called.append("post"))
     assert isinstance(optimizer, torch.optim.SGD)
     assert type(optimizer).__name__ == "SGD"
-    net(torch.ones(4, 3)).sum().backward()
-    optimizer.step()
-    for _ in range(2):
-        assert wrapped.state is optimizer.state
-        assert wrapped.param_groups is optimizer.param_groups
-        assert wrapped.defaults is optimizer.defaults
+    for loads in (lambda: None, optimizer.load_state_dict, wrapped.load_state_dict):
+        if called:
+            loads(copies(wrapped.state_dict())[1])
+        net(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        for name in ("state", "param_groups", "defaults"):
+            assert getattr(wrapped, name) is getattr(optimizer, name)
         assert len(optimizer.state) == 2
-        # Also after this.
-        optimizer.load_state_dict(pickle.loads(pickle.dumps(copy.deepcopy(wrapped.state_dict()))))
-    wrapped.load_state_dict(optimizer.state_dict())
-    assert wrapped.state is optimizer.state
-    net(torch.ones(4, 3)).sum().backward()
-    optimizer.step()
-    pickle.dumps(net)
-    copy.deepcopy(net)
-
-
-def test_wrapper_and_wrapped_share_state_groups_and_defaults_for_good(world):
-    world.run(shares_everything)
+    assert called == ["pre", "post"] * 3, "hooks of the step run once"
+    copies(net)
 
 
 class Custom(torch.optim.Optimizer):
@@ -71,8 +63,8 @@ class Custom(torch.optim.Optimizer):
         return "stepped"
 
 
-def takes_a_users_own():
-    hvd.init()
+@on_ranks()
+def test_a_users_own_optimizer_is_not_constructed_again():
     p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(Custom([p], strength=0.5, name="mine"))
     assert isinstance(optimizer, Custom)
@@ -82,10 +74,6 @@ def takes_a_users_own():
     assert p.tolist() == [-0.5 * mean_over_ranks(lambda r: r + 1)] * 2
 
 
-def test_a_users_own_optimizer_is_not_constructed_again(world):
-    world.run(takes_a_users_own)
-
-
 class Registered(torch.optim.SGD):
     """Keeps a register of its subclasses."""
 
@@ -93,7 +81,6 @@ class Registered(torch.optim.SGD):
 
     def __init_subclass__(cls, *, tag):
         assert tag not in cls.kinds
-        assert cls.__name__ not in {kind.__name__ for kind in cls.kinds.values()}
         cls.kinds[tag] = cls
 
 
@@ -101,8 +88,9 @@ class Known(Registered, tag="known"):
     pass
 
 
-def leaves_the_register_alone(op):
-    hvd.init()
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@on_ranks()
+def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_wrappers(op):
     p = nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(Known([p], lr=1.0), op=op)
     assert isinstance(optimizer, Known)
@@ -110,11 +98,6 @@ def leaves_the_register_alone(op):
     optimizer.step()
     assert p.tolist() == [-1.0, -1.0]
     assert Registered.kinds == {"known": Known}
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_wrappers(world, op):
-    world.run(leaves_the_register_alone, op)
 
 
 class Around(torch.optim.Optimizer):
@@ -126,17 +109,9 @@ class Around(torch.optim.Optimizer):
     def __setattr__(self, name, value):
         setattr(self.inner, name, value)
 
-    @property
-    def param_groups(self):
-        return self.inner.param_groups
-
-    @property
-    def state(self):
-        return self.inner.state
-
-    @property
-    def defaults(self):
-        return self.inner.defaults
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+    defaults = property(lambda self: self.inner.defaults)
 
     def step(self, closure=None):
         return self.inner.step(closure)
@@ -145,8 +120,9 @@ class Around(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
 
-def wraps_a_wrapper(op):
-    hvd.init()
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@on_ranks()
+def test_an_optimizer_whose_groups_are_those_of_another_can_be_wrapped(op):
     p, added = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
     inner = torch.optim.SGD([p], lr=1.0)
     optimizer = hvd.DistributedOptimizer(Around(inner), op=op)
@@ -161,84 +137,39 @@ def wraps_a_wrapper(op):
     assert added.tolist() == [-2.0]
 
 
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_an_optimizer_whose_groups_are_those_of_another_can_be_wrapped(world, op):
-    world.run(wraps_a_wrapper, op)
-
-
-def steps_of_its_own():
-    """An optimizer that another one has replaced steps with its rank's own gradients."""
-    hvd.init()
+@on_ranks()
+def test_a_parameter_belongs_to_the_newest_optimizer_and_to_none_when_it_is_gone():
     p = nn.Parameter(torch.zeros(2))
-    replaced = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
-    p.sum().backward()
-    optimizer.step()
-    if hvd.rank() == 0:
-        replaced.step()
-    hvd.barrier()
-    hvd.shutdown()
-    replaced.step()
-    return p.tolist()
-
-
-def test_an_optimizer_that_another_has_replaced_steps_after_the_world_has_ended(world):
-    assert world.run(steps_of_its_own) == [[-3.0, -3.0], [-2.0, -2.0]]
-
-
-def step_hooks():
-    hvd.init()
-    p = nn.Parameter(torch.zeros(2))
-    wrapped = torch.optim.SGD([p], lr=1.0)
-    called = []
-    wrapped.register_step_pre_hook(lambda *_: called.append("pre"))
-    optimizer = hvd.DistributedOptimizer(wrapped)
-    optimizer.register_step_post_hook(lambda *_: called.append("post"))
-    for _ in range(2):
-        p.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.load_state_dict(optimizer.state_dict())
-    assert called == ["pre", "post"] * 2
-
-
-def test_hooks_of_the_step_run_once(world):
-    world.run(step_hooks)
-
-
-def lives_and_dies():
-    hvd.init()
-    torch.manual_seed(0)
-    net = nn.Linear(2, 2)
-    x = torch.ones(1, 2)
-    first = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), op=hvd.Sum)
-    second = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), op=hvd.Sum)
+    first, second = sgd([p], op=hvd.Sum), sgd([p], op=hvd.Sum)
     engine = worlds.current().team.engine
     for _ in range(2):
-        net.zero_grad()
+        p.grad = None
         before = engine.counters()["operations"]
-        net(x).sum().backward()
-    assert net.bias.grad.tolist() == [float(hvd.size())] * 2
+        p.sum().backward()
+    assert p.grad.tolist() == [float(hvd.size())] * 2
     assert engine.counters()["operations"] - before == 1, "reduced once, by the newest"
-    first.step()
     second.step()
+    # The other one steps with what is there, also alone and after the world has ended.
+    if hvd.rank() == 0:
+        first.step()
+    hvd.barrier()
+    hvd.shutdown()
+    first.step()
+    hvd.init()
+    assert p.tolist() == [-6.0 if hvd.rank() == 0 else -4.0] * 2
     del first, second
     gc.collect()
-    assert not net.weight._post_accumulate_grad_hooks
+    assert not p._post_accumulate_grad_hooks
     assert not together.alive
-    net.zero_grad()
-    net(x).sum().backward()
-    assert net.bias.grad.tolist() == [1.0, 1.0]
+    p.grad = None
+    p.sum().backward()
+    assert p.grad.tolist() == [1.0, 1.0]
 
 
-def test_a_parameter_belongs_to_the_newest_optimizer_and_to_none_when_it_is_gone(world):
-    world.run(lives_and_dies)
-
-
-def begins_again():
-    hvd.init()
+@on_ranks()
+def test_an_optimizer_outlives_shutdown_and_init():
     p = nn.Parameter(torch.zeros(1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    optimizer = sgd([p])
     for _ in range(3):
         optimizer.zero_grad()
         (p * (hvd.rank() + 1)).backward()
@@ -251,15 +182,11 @@ def begins_again():
     with pytest.raises(ValueError, match="init"):
         p.backward()
     with pytest.raises(ValueError, match="init"):
-        hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+        sgd([nn.Parameter(torch.zeros(1))])
 
 
-def test_an_optimizer_outlives_shutdown_and_init(world):
-    world.run(begins_again)
-
-
-def refuses_to_be_copied():
-    hvd.init()
+@on_ranks(1)
+def test_state_dicts_and_wrapped_optimizers_can_be_copied_but_not_the_wrapper():
     p = nn.Parameter(torch.zeros(2))
     wrapped = torch.optim.Adam([p], lr=0.1)
     optimizer = hvd.DistributedOptimizer(wrapped)
@@ -269,50 +196,27 @@ def refuses_to_be_copied():
         with pytest.raises(TypeError, match="or copy the optimizer before wrapping"):
             copied(optimizer)
     # What the user had before is the user's, and knows nothing of hvdlite.
-    for twin in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        assert type(twin) is torch.optim.Adam
-        assert not any("hvdlite" in name for name in vars(twin))
-    assert not any("hvdlite" in name for name in vars(wrapped))
+    for one in (wrapped, *copies(wrapped)):
+        assert type(one) is torch.optim.Adam
+        assert not any("hvdlite" in name for name in vars(one))
     saved = optimizer.state_dict()
-    for twin in (copy.deepcopy(saved), pickle.loads(pickle.dumps(saved))):
+    for twin in copies(saved):
         torch.testing.assert_close(twin, saved, rtol=0, atol=0)
         optimizer.load_state_dict(twin)
 
 
-@pytest.mark.ranks(1)
-def test_state_dicts_and_wrapped_optimizers_can_be_copied_but_not_the_wrapper(world):
-    world.run(refuses_to_be_copied)
-
-
-def loads_in_mid_training():
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    alone, net = model(), model()
-    make = {"lr": 0.01, "betas": (0.8, 0.9)}
-    reference = torch.optim.Adam(alone.parameters(), **make)
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters(), **make))
-    saved = {}
-    for step, (x, y) in enumerate(batches(12, 2, size)):
-        for each, name in ((reference, "reference"), (optimizer, "optimizer")):
-            if step == 3:
-                saved[name] = pickle.dumps(copy.deepcopy(each.state_dict()))
-            if step in (6, 9):
-                each.load_state_dict(pickle.loads(saved[name]))
-            if step == 9:
-                each.param_groups[0]["lr"] = 0.02
-            each.zero_grad()
-        loss_of(alone, x, y).backward()
-        loss_of(net, own(x, rank, size), own(y, rank, size)).backward()
-        reference.step()
-        optimizer.step()
-        assert_same_parameters(net, alone)
-    steps = {float(state["step"]) for state in optimizer.state.values()}
-    assert steps == {6.0}
-
-
-@pytest.mark.ranks(2, 3)
-def test_load_state_dict_in_mid_training_goes_back_to_that_state(world):
-    world.run(loads_in_mid_training)
+@on_ranks(2, 3)
+def test_load_state_dict_in_mid_training_goes_back_to_that_state():
+    twins = Twins(OPTIMIZERS["Adam"])
+    for step, batch in enumerate(batches(12, 2, hvd.size())):
+        if step == 3:
+            saved = [pickle.dumps(optimizer.state_dict()) for _, optimizer in twins.both]
+        if step in (6, 9):
+            for (_, optimizer), state in zip(twins.both, saved, strict=True):
+                optimizer.load_state_dict(pickle.loads(state))
+                optimizer.param_groups[0]["lr"] = 0.01 if step == 6 else 0.02
+        twins.train([batch])
+    assert {float(state["step"]) for state in twins.optimizer.state.values()} == {6.0}
 
 
 class WithScaler(torch.optim.SGD):
@@ -327,8 +231,8 @@ class WithScaler(torch.optim.SGD):
         return None if found else super().step(closure)
 
 
-def looks_like_the_wrapped_step():
-    hvd.init()
+@on_ranks()
+def test_the_step_has_the_signature_of_the_wrapped_one():
     p = nn.Parameter(torch.zeros(1))
     optimizer = hvd.DistributedOptimizer(WithScaler([p], lr=1.0))
     assert inspect.signature(optimizer.step) == inspect.signature(WithScaler([p], lr=1.0).step)
@@ -337,7 +241,3 @@ def looks_like_the_wrapped_step():
     with pytest.warns(FutureWarning, match="passing itself as a keyword"):
         scaler.step(optimizer)
     assert p.item() == -mean_over_ranks(lambda r: r + 1)
-
-
-def test_the_step_has_the_signature_of_the_wrapped_one(world):
-    world.run(looks_like_the_wrapped_step)
