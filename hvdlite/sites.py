@@ -29,7 +29,7 @@ _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
 
 
 def _decide(file: str) -> bool:
-    path = file if file.startswith("<") else os.path.abspath(file)
+    path = file if file.startswith("<") or "\0" in file else os.path.abspath(file)
     if path.startswith((*_LIBRARIES, *_GENERATED)):
         is_script = False
     elif path.startswith(_STANDARD):
@@ -47,6 +47,8 @@ def site(inner: int = 0) -> str:
     inner: so many frames, this function's among them, are hvdlite's and not looked at. Each
         operation calls this; every further frame up to the script's costs a tenth of a microsecond.
     """
+    if torch.compiler.is_compiling():  # Dynamo can't look at frames
+        return ""
     try:
         frame = sys._getframe(inner)
     except ValueError:  # there are no more frames
@@ -67,7 +69,9 @@ def site(inner: int = 0) -> str:
     known = _texts.get(key)
     if known is not None:
         return known[1]
-    text = f"{os.path.basename(file)}:{frame.f_lineno}".replace("\0", "?")
+    # Names of files may hold bytes that are no text.
+    name = os.path.basename(file).replace("\0", "?").encode("utf-8", "replace").decode()
+    text = f"{name}:{frame.f_lineno}"
     if len(_texts) >= _MOST_TEXTS:
         _texts.clear()
     _texts[key] = (code, text)

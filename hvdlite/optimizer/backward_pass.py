@@ -19,13 +19,16 @@ class BackwardPass:
     reentrant checkpoint) is one of its own."""
 
     def __init__(
-        self, at_end: Callable[[], None], raised: Callable[[object], None], reduces: bool = False
+        self,
+        at_end: Callable[[], None],
+        raised: Callable[[object], None],
+        communicates: bool = False,
     ) -> None:
         """at_end: called by autograd when all gradients are there, unless the backward raises.
-        raised: called if the backward has raised, provided this object still lives. reduces:
-        whether it ends with a round."""
+        raised: called if the backward has raised, provided this object still lives. communicates:
+        whether it counts on other ranks, which are not told if it raises."""
         self.task = current_task()
-        self.reduces = reduces
+        self.communicates = communicates
         # Not a Python function: the traceback of an exception in it would keep it alive.
         end = partial(at_end)
         _queue_callback(end)

@@ -81,7 +81,7 @@ class GradientOptimizer(Wrapper):
                 )
             self._finish()
         else:
-            reducer.refuse_raised(of_round=True)
+            reducer.refuse_raised()
             if reducer.has_added():
                 reducer.finish()
             require_reduced_weights(reducer)
@@ -132,7 +132,7 @@ class GradientOptimizer(Wrapper):
 
         Raises:
             RuntimeError: Inside a backward that reduces gradients.
-            HorovodInternalError: It has raised here and not on all ranks; the same error there.
+            HorovodInternalError: The reduction has failed, on every rank.
         """
         self._hvdlite_reducer.settle()
         super().zero_grad(*args, **kwargs)

@@ -135,8 +135,8 @@ class Reducer:
         # graph task of autograd whose gradients arrive.
         self._backward: BackwardPass | None = None
         self._task = -1
-        # The reduction in `step` has raised; and what has raised is given up, and zero_grad() must
-        # come next.
+        # The reduction in `step` has raised; and some rank has given up the gradients of this step,
+        # so that zero_grad() must come next.
         self._step_raised = self._gave_up = False
         # The parameters whose changes in the backward pass are looked for; the one whose gradient
         # was removed before hvdlite's hook ran; and what has changed in them, in words.
@@ -151,19 +151,24 @@ class Reducer:
 
     @folded
     def settle(self) -> None:
-        """Gives up the round of a backward or step that has raised; blocks then.
+        """Gives up the round of a backward or step that has raised here; blocks then.
 
         Raises:
             RuntimeError: A backward is reducing gradients.
-            HorovodInternalError: On other ranks it has not raised; the same error there.
+            HorovodInternalError: The round has failed otherwise.
         """
         if self.round is not None and self.in_backward():
             raise RuntimeError(
                 "zero_grad() was called while backward() is reducing gradients; call it after "
                 "backward() has returned"
             )
-        if self.round is not None or self._has_raised(of_round=True):
-            self._give_up_round()
+        if self.round is not None or self._has_raised():
+            try:
+                self._give_up_round()
+            except HorovodInternalError:
+                # (What has raised was an error here already.)
+                if not self._gave_up:
+                    raise
 
     @folded
     def finish(self) -> None:
@@ -178,42 +183,48 @@ class Reducer:
             if self.step.communicated and not self.step.has_unreduced and not self.has_added():
                 return
             self.micro_batches.require_all(self.step.passes)
-            self.gradients.rebuild_if_changed()
-            self.open_round()
         try:
+            if self.round is None:
+                self.gradients.rebuild_if_changed()
+                self.open_round()
             together.finish_rounds(self)
-        except BaseException:
-            self._step_raised = self.round is not None
+        except BaseException as error:
+            self._step_raised = not isinstance(error, HorovodInternalError)
             self._on_raise(None)
             raise
         self.step.added = False
 
-    def _has_raised(self, of_round: bool = False) -> bool:
-        """Whether the last backward pass of this step, or the reduction in `step`, has raised.
-        of_round: only if it ends with a round."""
+    def _has_raised(self) -> bool:
+        """Whether the last backward pass of this step, unless in no_sync(), or the reduction in
+        `step`, has raised here."""
         backward = self._backward
         if backward is None or self.in_backward():
             return self._step_raised
-        return backward.reduces or not of_round
+        return backward.communicates
 
     @folded
-    def refuse_raised(self, of_round: bool = False) -> None:
-        """Before a step with what the last backward pass has left. of_round: as in `_has_raised`.
+    def refuse_raised(self) -> None:
+        """Before a step with what the last backward pass has left.
 
         Raises:
-            RuntimeError: That, or the reduction, has raised, on all ranks; see `settle`.
+            RuntimeError: That, or the reduction, has raised, here or elsewhere.
+            HorovodInternalError: Only here: the same error as on all ranks.
         """
-        if self._gave_up or self._has_raised(of_round):
+        if self._gave_up or self._has_raised():
             self._refuse()
 
     def _give_up_round(self) -> None:
+        if not self.gradients.are_current():
+            if self.round is not None:
+                self.cancel_round()
+            return
         if self.round is None:
             self.gradients.rebuild_if_changed()
             self.open_round()
         together.give_up_rounds(self)
 
     def _refuse(self) -> NoReturn:
-        """What has raised is given up on all ranks, and the program must say that it goes on."""
+        """Gives up what has raised, on all ranks; the program must say that it goes on."""
         if not self._gave_up:
             self._gave_up = True
             self._give_up_round()
@@ -386,7 +397,7 @@ class Reducer:
                     "set_weight(); call the optimizer's zero_grad() and set_weight() before the "
                     "next backward()"
                 )
-        self._backward = BackwardPass(self._end_backward, self._on_raise, self.communicates_next())
+        self._backward = BackwardPass(self._end_backward, self._on_raise, self.communicates)
         gradients = self.gradients
         gradients.rebuild_if_changed()
         self.micro_batches.begin(self.step.passes, slot, raised, self.step.communicated)
@@ -482,10 +493,14 @@ class Reducer:
         Raises:
             HorovodInternalError: The reduction failed.
         """
-        assert self.round is not None
-        self.end_part(self.round.collect)
+        round_ = self.round
+        assert round_ is not None
+        try:
+            self.end_part(round_.collect)
+        finally:
+            self._gave_up = self._gave_up or round_.is_given_up_by_some
         gradients, position, weights = self.gradients, self.position, self.weights
-        not_finite = self.step.not_finite or self.round.not_finite
+        not_finite = self.step.not_finite or round_.not_finite
         position.rounds += 1
         weights.last, weights.total = weights.total, None
         self.step = Step(communicated=True, not_finite=not_finite)

@@ -79,9 +79,8 @@ def finish_rounds(reducer: Reducer, at_end: bool = False) -> None:
             if round_.begun_anywhere is None:
                 raise
             differs = differs or error
-        else:
-            if each in joined:
-                _forget_round(each, joined[each])
+        if each in joined:
+            _forget_round(each, joined[each])
         left.remove(each)
         for other in _take_part(each, round_.begun_anywhere, [*reached, *joined]):
             left.append(other)
@@ -112,7 +111,8 @@ def _reached(reducer: Reducer) -> list[Reducer]:
         if each is reducer
         or (each.round is not None and task is not None and each.task_of_backward() == task)
     ]
-    return sorted(reached, key=lambda each: each.age)
+    # (A round without a carrier says last that it is given up.)
+    return sorted(reached, key=lambda each: (each.gradients.carrier is None, each.age))
 
 
 def _take_part(reducer: Reducer, begun: set[int] | None, known: Sequence[Reducer]) -> list[Reducer]:

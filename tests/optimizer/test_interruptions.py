@@ -59,7 +59,7 @@ ON_GPU = [
 FIRST_STEP = [
     *((ConsistencyCheck, name, 0) for name in ("post", "wait")),
     *((BackwardOrder, name, 0) for name in ("post", "wait", "learn")),
-    *((StartValues, "hash", 0), (StartValues, "difference", 0), (Gradients, "learn_order", 0)),
+    *((StartValues, "hash", 0), (StartValues, "require_same", 0), (Gradients, "learn_order", 0)),
     *((HostSum, "post", 0), (HostSum, "wait", 0)),
 ]
 NEW_BUCKETS = [
