@@ -135,9 +135,10 @@ class Reducer:
         # graph task of autograd whose gradients arrive.
         self._backward: BackwardPass | None = None
         self._task = -1
-        # The reduction in `step` has raised; and some rank has given up the gradients of this step,
-        # so that zero_grad() must come next.
-        self._step_raised = self._gave_up = False
+        # The reduction in `step` has raised.
+        self._step_raised = False
+        # This rank, or another, has given up the gradients of this step: zero_grad() comes next.
+        self.must_zero = False
         # The parameters whose changes in the backward pass are looked for; the one whose gradient
         # was removed before hvdlite's hook ran; and what has changed in them, in words.
         self._watched: list[Slot] = []
@@ -162,12 +163,15 @@ class Reducer:
                 "zero_grad() was called while backward() is reducing gradients; call it after "
                 "backward() has returned"
             )
-        if self.round is not None or self._has_raised():
+        if self.round is None and not self._has_raised():
+            return
+        round_ = self._to_give_up()
+        if round_ is not None:
             try:
-                self._give_up_round()
+                together.give_up_rounds(self)
             except HorovodInternalError:
                 # (What has raised was an error here already.)
-                if not self._gave_up:
+                if not round_.was_given_up:
                     raise
 
     @folded
@@ -210,24 +214,25 @@ class Reducer:
             RuntimeError: That, or the reduction, has raised, here or elsewhere.
             HorovodInternalError: Only here: the same error as on all ranks.
         """
-        if self._gave_up or self._has_raised():
+        if self.must_zero or self._has_raised():
             self._refuse()
 
-    def _give_up_round(self) -> None:
+    def _to_give_up(self) -> Round | None:
+        """The round for which other ranks may wait; None if their world has ended."""
         if not self.gradients.are_current():
             if self.round is not None:
                 self.cancel_round()
-            return
-        if self.round is None:
+        elif self.round is None:
             self.gradients.rebuild_if_changed()
             self.open_round()
-        together.give_up_rounds(self)
+        return self.round
 
     def _refuse(self) -> NoReturn:
         """Gives up what has raised, on all ranks; the program must say that it goes on."""
-        if not self._gave_up:
-            self._gave_up = True
-            self._give_up_round()
+        if not self.must_zero:
+            self.must_zero = True
+            if self._to_give_up() is not None:
+                together.give_up_rounds(self)
         raise RuntimeError(
             "the last backward() or step() raised, so that none of its gradients are used; call "
             "the optimizer's zero_grad() before the next backward() or step()"
@@ -263,7 +268,7 @@ class Reducer:
         self.arrivals.first_of_step = self.arrivals.number
         text, self.step = self.step.not_finite, Step()
         self._backward, self.arrivals.in_backward = None, False
-        self._step_raised = self._gave_up = False
+        self._step_raised = self.must_zero = False
         self._task = -1
         self._watched, self._changed = [], None
         team = self.gradients.team
@@ -386,7 +391,7 @@ class Reducer:
             return
         self.forget_skipped_step()
         raised = self._backward is not None
-        if self._gave_up or (self.round is not None and self.round.has_started()):
+        if self.must_zero or (self.round is not None and self.round.has_started()):
             # The other ranks wait for it, however the program handles the error.
             self._refuse()
         if self.round is not None:
@@ -498,7 +503,7 @@ class Reducer:
         try:
             self.end_part(round_.collect)
         finally:
-            self._gave_up = self._gave_up or round_.is_given_up_by_some
+            self.must_zero = self.must_zero or round_.was_given_up
         gradients, position, weights = self.gradients, self.position, self.weights
         not_finite = self.step.not_finite or round_.not_finite
         position.rounds += 1

@@ -82,7 +82,7 @@ class Round:
         # in the team; None: the positions are not known to differ.
         self.begun_anywhere: set[int] | None = None
         # Some rank has given it up, so that nobody uses the result.
-        self.is_given_up_by_some = False
+        self.was_given_up = False
         # NaN and infinite gradients, in words, if they are looked for and some rank has them.
         self.not_finite: str | None = None
         position.weight = weights.of_round(gradients.slots)
@@ -303,7 +303,7 @@ class Round:
         the phase of the rank that is furthest."""
         team = self.gradients.team
         is_same = len({tuple(each[:2]) for each in positions}) == 1
-        self.is_given_up_by_some = is_same and any(error for *_, error in positions)
+        self.was_given_up = is_same and any(error for *_, error in positions)
         text = difference(positions, ranks, team.era if team else 0)
         if text is not None:
             self.position.restart(max(phase for phase, *_ in positions))

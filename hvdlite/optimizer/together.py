@@ -51,6 +51,7 @@ def give_up_rounds(reducer: Reducer) -> None:
     error = error_in_words()
     for each in _reached(reducer):
         _round_of(each).give_up(error)
+        each.must_zero = True
     finish_rounds(reducer)
 
 
@@ -111,8 +112,7 @@ def _reached(reducer: Reducer) -> list[Reducer]:
         if each is reducer
         or (each.round is not None and task is not None and each.task_of_backward() == task)
     ]
-    # (A round without a carrier says last that it is given up.)
-    return sorted(reached, key=lambda each: (each.gradients.carrier is None, each.age))
+    return sorted(reached, key=lambda each: each.age)
 
 
 def _take_part(reducer: Reducer, begun: set[int] | None, known: Sequence[Reducer]) -> list[Reducer]:
