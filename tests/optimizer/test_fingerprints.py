@@ -79,6 +79,26 @@ def test_every_flipped_bit_and_every_two_swapped_words_change_a_fingerprint(of):
         values[[i, j]] = values[[j, i]]
 
 
+def numbers(index):
+    """SplitMix64's finalizer, made odd."""
+    mixed = (index + 1) * 0x9E3779B97F4A7C15 % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ mixed >> 31) | 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 4095, 4096, 12301])
+def test_a_fingerprint_is_the_sum_that_its_module_says(size):
+    """Hosts of another kind compute the same."""
+    data = torch.randint(256, (size,), dtype=torch.uint8)
+    words = [int.from_bytes(data[i : i + 4].tolist(), "little") for i in range(0, size, 4)]
+    whole = words[: size // 4]
+    rows = [whole[i : i + 1024] for i in range(0, len(whole), 1024)]
+    sums = [sum(word * (numbers(i) % 2**32) for i, word in enumerate(row)) for row in rows]
+    sums += words[size // 4 :]
+    assert fingerprint(data) == sum(each * numbers(i) for i, each in enumerate(sums)) % 2**64
+
+
 def test_in_a_fingerprint_each_byte_counts_in_another_way_at_any_address():
     """12,301 bytes are three rows and some bytes more."""
     data = torch.zeros(12_304, dtype=torch.uint8)[3:]

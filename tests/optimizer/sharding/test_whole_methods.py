@@ -139,6 +139,30 @@ def test_an_overflow_in_the_part_of_one_owner_stops_all(world):
     world.run(one_part_overflows)
 
 
+def one_owns_nothing():
+    """One element, of one owner; and what a GradScaler refuses on one process too."""
+    hvd.init()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0), shard=True)
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale(param.sum() * (factor if hvd.rank() == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (param.item(), scaler.get_scale()) == (-1.0, 2.0)
+    half = torch.nn.Parameter(torch.zeros(1000, dtype=torch.float16))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([half], lr=1.0), shard=True)
+    scaler.scale(half.float().sum()).backward()
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+        scaler.unscale_(optimizer)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_owns_nothing_decides_as_the_others_do(world):
+    world.run(one_owns_nothing)
+
+
 def broadcasts():
     hvd.init()
     net = odd()
