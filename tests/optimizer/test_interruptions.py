@@ -234,12 +234,8 @@ def at_all_points(which, how, after):
 @pytest.mark.parametrize("which", POINTS)
 def test_what_raises_on_one_rank_is_a_step_or_an_error_on_all(world, which, how, after):
     results = world.run(at_all_points, which, how, after, knobs=ONE_BY_ONE, limit_s=100)
-    print(results)
-    # Where no round had begun, the backward is just made again.
-    assert any(now or later for _, now, later in results[0]) or (which, how) == (
-        "thawed",
-        "backward",
-    )
+    if (which, how) != ("thawed", "backward"):  # there no round has begun, and nothing is lost
+        assert any(now or later for _, now, later in results[0])
 
 
 def interrupted_by_a_signal(folder):
@@ -248,7 +244,8 @@ def interrupted_by_a_signal(folder):
     training.step()
     told = folder / "interrupted"
     if hvd.rank() == RAISING:
-        threading.Thread(target=signals_until, args=(told,), daemon=True).start()
+        reducer = training.optimizer._hvdlite_reducer
+        threading.Thread(target=interrupt_the_wait, args=(reducer,), daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             training.backward()
         told.touch()
@@ -261,11 +258,11 @@ def interrupted_by_a_signal(folder):
         training.backward()
 
 
-def signals_until(told):
-    """Ctrl-C, once the main thread waits for its gradients."""
-    time.sleep(0.3)
-    if not told.exists():
-        os.kill(os.getpid(), signal.SIGINT)
+def interrupt_the_wait(reducer):
+    """Ctrl-C, once the main thread has nothing to do but wait for the other rank's gradients."""
+    while reducer.round is None or not all(bucket.runs for bucket in reducer.gradients.buckets):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_ends_the_wait_for_gradients(world, tmp_path):
