@@ -15,7 +15,7 @@ import tqdm
 import hvdlite as hvd
 from hvdlite.world import world as worlds
 from tests.harness.programs import run_program
-from tests.observing.reports import FAILS, UNEVEN, WARNS, Said
+from tests.observing.reports import FAILS, UNEVEN, WARNS, Said, plain
 
 # No report, and no end, by the time that passes.
 NEVER = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1000"}
@@ -28,7 +28,7 @@ CERTAIN = (
 def text_of(call, *arguments, **options):
     with pytest.raises(hvd.HorovodInternalError) as caught:
         call(*arguments, **options)
-    return str(caught.value)
+    return plain(str(caught.value))
 
 
 def broadcast_against_allreduce():

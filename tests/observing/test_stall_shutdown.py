@@ -16,6 +16,7 @@ from tests.observing.reports import (
     NO_LIMIT,
     Said,
     host_of,
+    plain,
     works_again,
 )
 
@@ -32,7 +33,7 @@ def text_of(handle):
         time.sleep(0.005)
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.synchronize(handle)
-    return str(caught.value)
+    return plain(str(caught.value))
 
 
 class Flag:
@@ -83,7 +84,7 @@ def rank_1_leaves_a_call_out():
     with pytest.raises(hvd.HorovodInternalError) as caught:
         call({"accuracy": torch.ones(1)}, *([0] if hvd.rank() == 0 else []))
     works_again()
-    return str(caught.value)
+    return plain(str(caught.value))
 
 
 @pytest.mark.ranks(2)

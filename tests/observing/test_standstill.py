@@ -13,7 +13,16 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.world import world as worlds
-from tests.observing.reports import DEADLINE_S, FAILS, GIVES_UP, WARNS, Said, host_of, works_again
+from tests.observing.reports import (
+    DEADLINE_S,
+    FAILS,
+    GIVES_UP,
+    WARNS,
+    Said,
+    host_of,
+    plain,
+    works_again,
+)
 
 STOPPED = r"; all ranks have called it: is a process stopped, or a host cut off\?"
 NOT_ANSWERING = "does not answer"
@@ -253,7 +262,7 @@ def all_fail(kind, stopped):
         frozen.go_on()
     host = host_of(stopped)
     works_again()
-    return str(caught.value), host
+    return plain(str(caught.value)), host
 
 
 @pytest.mark.parametrize("kind", KINDS)
