@@ -72,7 +72,7 @@ DIFFERENCES = [
     ),
     Fault(
         "another dtype",
-        (r"allreduce 'loss': rank {rank} on \S+ sent float64\[\]", TRACEBACK),
+        (r"allreduce 'loss': rank {rank} on \S+ \(\S+\) sent float64\[\]", TRACEBACK),
         step="""
         if step == 3:
             if RANK == CULPRIT:
