@@ -50,7 +50,8 @@ python       | hvdlite/_core/python/                  | base kernels host engine
 
 core         | hvdlite/_core.pyi                      |
 words        | hvdlite/absent.py hvdlite/compression.py hvdlite/errors.py hvdlite/ops.py |
-             | hvdlite/own_names.py hvdlite/result_tensors.py hvdlite/tensor_bytes.py |
+             | hvdlite/own_names.py hvdlite/result_tensors.py hvdlite/sites.py |
+             | hvdlite/tensor_bytes.py |
              |                                        | core
 world        | hvdlite/world/                         | for_hvdlite core words
 gpu          | hvdlite/gpu/                           | core words world

@@ -116,7 +116,7 @@ bool hvdl_is_number(const char *name)
 
 void hvdl_put_title(char *to, size_t room, const char *kind, bool in_words, const char *name)
 {
-    static const char own[] = "hvdlite.";     /* of the function that the user has called */
+    static const char own[] = "hvdlite."; /* of the function that the user has called */
     char title[HVDL_TITLE_BYTES], shown[HVDL_NAME_BYTES];
     const char *called = shown + sizeof own - 1;
     hvdl_copy_name(shown, sizeof shown, name);
