@@ -1,16 +1,16 @@
 """op=Adasum: each rank makes a step of its own, and then the changes are combined."""
 
 import copy
-import functools
 
 import pytest
 import torch
 from torch import nn
 
 import hvdlite as hvd
+from tests.collectives.test_adasum import combined
 from tests.harness.on_ranks import on_ranks
 from tests.optimizer.models import (
-    SGD,
+    OPTIMIZERS,
     assert_bitwise_equal_on_all_ranks,
     assert_same_parameters,
     batches,
@@ -25,24 +25,10 @@ from tests.optimizer.models import (
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
 
-def pair(a, b):
-    dot, aa, bb = (torch.dot(x.flatten(), y.flatten()) for x, y in ((a, b), (a, a), (b, b)))
-    if not aa or not bb:
-        return a + b
-    return (1 - dot / (2 * aa)) * a + (1 - dot / (2 * bb)) * b
-
-
 def adasum(tensors):
-    """The formula, in the order of the contract."""
-    power = 1
-    while 2 * power <= len(tensors):
-        power *= 2
-    values = list(tensors[:power])
-    for r, tensor in enumerate(tensors[power:]):
-        values[r] = pair(values[r], tensor)
-    while len(values) > 1:
-        values = [pair(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
+    """By the formula."""
+    found = combined([tensor.flatten().numpy() for tensor in tensors])
+    return torch.from_numpy(found).reshape(tensors[0].shape)
 
 
 def step_of_all(nets, optimizers):
@@ -58,19 +44,12 @@ def step_of_all(nets, optimizers):
                 p.copy_(before[0] + adasum(deltas))
 
 
-MAKE = {
-    "SGD": SGD,
-    "momentum": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-    "Adam": functools.partial(torch.optim.Adam, lr=0.01),
-}
-
-
 def follows_the_formula(make, passes, process_set):
     size = process_set.size()
     nets, net = [model() for _ in range(size)], model()
-    optimizers = [MAKE[make](each.parameters()) for each in nets]
+    optimizers = [OPTIMIZERS[make](each.parameters()) for each in nets]
     optimizer = hvd.DistributedOptimizer(
-        MAKE[make](net.parameters()),
+        OPTIMIZERS[make](net.parameters()),
         net.named_parameters(),
         op=hvd.Adasum,
         backward_passes_per_step=passes,
@@ -98,7 +77,7 @@ def follows_the_formula(make, passes, process_set):
 
 
 @pytest.mark.wide_in(4)
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("passes", [1, 2])
 @on_ranks(1, 2, 3, 4, hosts=("2,1",))
 def test_the_parameters_follow_the_formula_over_the_ranks_own_steps(make, passes):

@@ -1,5 +1,7 @@
 """Ranks that run different numbers of backwards get an error, all of them; others get none."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,6 @@ from tests.optimizer.models import same_on_all_ranks, sgd
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
-STEPS = 6
-
 
 def parameters(dtype=torch.float32):
     return [nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(2)]
@@ -20,6 +20,24 @@ def parameters(dtype=torch.float32):
 
 def backward(*params):
     sum(param.sum() for param in params).real.backward()
+
+
+def step(optimizer, *params):
+    backward(*params)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def one_runs_alone(who, optimizer, params):
+    """The error on all ranks, if `who` runs a backward that is no training step."""
+    if hvd.rank() == who:
+        backward(*params)
+        optimizer.zero_grad()
+    else:
+        step(optimizer, *params)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        backward(*params)
+    return str(caught.value)
 
 
 KINDS = {
@@ -42,22 +60,9 @@ def test_a_backward_that_one_rank_runs_alone_is_an_error_on_all_in_the_next_roun
     params = parameters(dtype)
     optimizer = sgd(params, **options)
 
-    def train(steps, who):
-        """Rank `who` runs a backward more in step `at`, which is no training step."""
-        for step in range(steps):
-            if hvd.rank() == who and step == at:
-                backward(*params)
-                optimizer.zero_grad()
-            backward(*params)
-            optimizer.step()
-            made.append(step)
-            optimizer.zero_grad()
-
-    made = []
-    with pytest.raises(hvd.HorovodInternalError) as caught:
-        train(STEPS, who)
-    assert len(made) == (at if hvd.rank() == who else at + 1)
-    text = same_on_all_ranks(str(caught.value))
+    for _ in range(at):
+        step(optimizer, *params)
+    text = same_on_all_ranks(one_runs_alone(who, optimizer, params))
     assert f"backward 2 of step {at + 1} on rank {who}" in text
     others = [str(rank) for rank in range(hvd.size()) if rank != who]
     named = f"rank{'s' if len(others) > 1 else ''} {', '.join(others)}"
@@ -67,7 +72,8 @@ def test_a_backward_that_one_rank_runs_alone_is_an_error_on_all_in_the_next_roun
     # It works again, and all ranks begin to count from the same number.
     hvd.broadcast_parameters(params, root_rank=0)
     optimizer.zero_grad()
-    train(5, who=None)
+    for _ in range(5):
+        step(optimizer, *params)
     same_on_all_ranks(params[0].tolist())
 
 
@@ -94,38 +100,21 @@ def test_the_error_names_the_ranks_of_a_process_set_by_their_numbers_in_the_worl
     if pair.included():
         params = parameters()
         optimizer = sgd(params, process_set=pair)
-        with pytest.raises(hvd.HorovodInternalError, match="of step 2 on rank 2"):  # noqa: PT012
-            for _ in range(3):
-                backward(*params)
-                optimizer.step()
-                optimizer.zero_grad()
-                if hvd.rank() == 2:
-                    backward(*params)
-                    optimizer.zero_grad()
+        step(optimizer, *params)
+        assert "of step 2 on rank 2" in one_runs_alone(2, optimizer, params)
 
 
-def one_batch_more():
-    hvd.init()
+@on_ranks()
+def test_the_error_of_a_rank_that_waits_for_one_whose_batches_have_ended_names_join():
     params = parameters()
     optimizer = sgd(params)
-    try:
-        for _ in range(4 if hvd.rank() == 0 else 3):
-            backward(*params)
-            optimizer.step()
-            optimizer.zero_grad()
-    except hvd.HorovodInternalError as error:
-        return str(error)
-    finally:
-        # As at the end of the program.
-        hvd.shutdown()
-    return None
-
-
-def test_the_error_of_a_rank_that_waits_for_one_whose_batches_have_ended_names_join(world):
-    waiting, *ended = world.run(one_batch_more)
-    assert ended == [None] * (world.size - 1)
-    assert "has left" in waiting
-    assert "hvd.join()" in waiting
+    for _ in range(3):
+        step(optimizer, *params)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match=r"(?s)has left.*hvd\.join\(\)"):
+            step(optimizer, *params)
+    # As at the end of the program.
+    hvd.shutdown()
 
 
 @on_ranks(2, 3, hosts=("1,1",))
@@ -133,42 +122,36 @@ def test_ranks_that_run_as_many_backwards_as_the_others_get_no_error():
     rank, size = hvd.rank(), hvd.size()
     params, others = parameters(), parameters()
     optimizer, second = sgd(params), sgd(others)
-
-    def step():
-        backward(*params)
-        optimizer.step()
-        optimizer.zero_grad()
+    train = functools.partial(step, optimizer, *params)
 
     for _ in range(5):
-        step()
+        train()
     # Not communicating, also on one rank alone, whose gradients are not kept.
     if rank == 0:
         with optimizer.no_sync():
             backward(*params)
         for param in params:
             param.grad = None
-    step()
+    train()
     # Two rounds and more in a step.
     for rounds in range(6):
         for _ in range(rounds):
             backward(*params)
             optimizer.zero_grad()
-        step()
+        train()
     # One that reaches nothing on a rank.
     unrelated = torch.zeros(3, requires_grad=True)
     for _ in range(2):
-        backward(*(params if rank else [unrelated]))
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer, *(params if rank else [unrelated]))
     # zero_grad as often as anyone likes; a step without a backward, a step that is not made.
     for _ in range(rank):
         optimizer.zero_grad()
-    step()
+    train()
     backward(*params)
     optimizer.zero_grad()
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
-    step()
+    train()
     # Several in one backward, one of which makes more steps than the other.
     for turn in range(4):
         backward(*params, *others)
@@ -195,14 +178,12 @@ def test_ranks_that_run_as_many_backwards_as_the_others_get_no_error():
     # Batches that end earlier, twice.
     for _ in range(2):
         for _ in range(1 + rank):
-            step()
+            train()
         assert hvd.join() == size - 1
     hvd.broadcast_parameters(params, root_rank=size - 1)
-    step()
+    train()
     # An optimizer made later, and another over the same parameters.
-    third = sgd(params)
-    backward(*params)
-    third.step()
+    step(sgd(params), *params)
     same_on_all_ranks(params[0].tolist())
 
 
@@ -242,9 +223,7 @@ def test_steps_that_a_rank_makes_without_the_others_do_not_count():
             with optimizer.skip_synchronize():
                 optimizer.step()
         optimizer.zero_grad()
-        backward(*params)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer, *params)
     # Of 0.125 each: as many as the mean of the ranks, and the one together.
     assert params[0].tolist() == [-3 * 0.125 * (size + 1)] * 3
 
