@@ -17,6 +17,8 @@ from tests.optimizer.models import (
     loss_of,
     mine,
     model,
+    numbered,
+    of_any_kind,
     own,
     same_on_all_ranks,
     sgd,
@@ -136,26 +138,16 @@ def test_a_closure_runs_within_the_ranks_own_step():
 @on_ranks()
 def test_parameters_of_any_kind_are_combined_compressed_or_not(compression):
     rank, size = hvd.rank(), hvd.size()
-    table = nn.Embedding(4, 2, sparse=True)
-    params = {
-        "float32": nn.Parameter(torch.ones(5)),
-        "bfloat16": nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
-        "complex": nn.Parameter(torch.ones(2, dtype=torch.complex64)),
-        "transposed": nn.Parameter(torch.ones(3, 2).t()),
-        "scalar": nn.Parameter(torch.tensor(1.0)),
-        "empty": nn.Parameter(torch.ones(0, 2)),
-    }
+    table, params = nn.Embedding(4, 2, sparse=True), of_any_kind()
     options = {"compression": getattr(hvd.Compression, compression), "op": hvd.Adasum}
     optimizer = sgd([*params.values(), table.weight], **options)
-    weights = {name: torch.arange(p.numel()).reshape(p.shape) for name, p in params.items()}
     start = table.weight.detach().clone()
-    loss = sum((p * (weights[name] + rank).to(p.dtype)).sum().abs() for name, p in params.items())
-    (loss + table(torch.tensor([rank])).sum()).backward()
+    (numbered(params.values(), rank) + table(torch.tensor([rank])).sum()).backward()
     optimizer.step()
     tolerance = 2e-2 if compression == "bf16" else 1e-2
-    for name, p in params.items():
-        steps = [weights[name].double() + r for r in range(size)]
-        moved = (1 - p.detach()).abs().double()
+    for p in params.values():
+        steps = [torch.arange(p.numel()).reshape(p.shape) + float(r) for r in range(size)]
+        moved = (1 - p.detach()).real.double()
         torch.testing.assert_close(moved, adasum(steps), rtol=tolerance, atol=tolerance)
     # Rows of different ranks are orthogonal: Adasum adds them.
     wanted = torch.zeros(4, 2)

@@ -27,8 +27,8 @@ def mean_factor():
 
 
 @on_ranks()
-def test_a_parameter_that_was_thawed_or_added_is_reduced_at_once():
-    a, b, c = parameters(3)
+def test_a_parameter_that_was_thawed_added_or_put_in_the_place_of_one_is_reduced_at_once():
+    a, b, c, d = parameters(4)
     b.requires_grad_(False)
     optimizer = sgd([a, b])
     assert not b.requires_grad
@@ -48,6 +48,10 @@ def test_a_parameter_that_was_thawed_or_added_is_reduced_at_once():
     optimizer.step()
     assert a.tolist() == b.tolist() == [1 - mean_factor()] * 2
     assert c.tolist() == [1 - 0.5 * mean_factor()] * 2
+    optimizer.param_groups[1]["params"] = [d]
+    optimizer.zero_grad()
+    backward(b, d)
+    assert d.grad.tolist() == [mean_factor()] * 2
 
 
 @pytest.mark.parametrize(("skips", "wrapped"), [(False, True), (True, True), (False, False)])
@@ -71,18 +75,6 @@ def test_a_group_may_be_added_between_backward_and_step(skips, wrapped):
     backward(a, b)
     optimizer.step()
     assert a.tolist() == [-mean_factor()] * 2
-
-
-@on_ranks()
-def test_another_parameter_in_the_place_of_one_is_reduced():
-    body, head, other = parameters(3)
-    optimizer = sgd([{"params": [body]}, {"params": [head]}])
-    backward(body, head)
-    optimizer.step()
-    optimizer.zero_grad()
-    optimizer.param_groups[1]["params"] = [other]
-    backward(body, other)
-    assert other.grad.tolist() == [mean_factor()] * 2
 
 
 @on_ranks()
