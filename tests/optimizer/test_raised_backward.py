@@ -36,14 +36,7 @@ def fails(a, b, weight=1):
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "zero_grad of the optimizer",
-        "zero_grad of the model",
-        "in place",
-        "nothing",
-        "not reached again",
-    ],
+    "how", ["zero_grad", "zero_grad of the model", "in place", "nothing", "not reached again"]
 )
 @on_ranks()
 def test_where_nothing_had_started_the_next_backward_begins_anew(how):
@@ -53,7 +46,7 @@ def test_where_nothing_had_started_the_next_backward_begins_anew(how):
     for _ in range(3):
         fails(a, b, weight)
         assert b.grad.item() == weight
-        if how == "zero_grad of the optimizer":
+        if how == "zero_grad":
             optimizer.zero_grad()
         elif how == "zero_grad of the model":
             a.grad = b.grad = None
@@ -128,11 +121,6 @@ class Training:
         with pytest.raises(KeyError):
             self.loss(raises_at, of).backward()
 
-    def refuses(self, *calls):
-        for call in calls:
-            with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
-                call()
-
     def zero_grad(self):
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
@@ -156,6 +144,12 @@ class Training:
         self.make_step()
 
 
+def refused(*calls):
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"call the optimizer's zero_grad\(\)"):
+            call()
+
+
 def raised_on(*ranks):
     """What the error says, which is the same on all ranks."""
     others = [rank for rank in range(hvd.size()) if rank not in ranks]
@@ -177,7 +171,7 @@ def given_up_by_one(training, raises_at, who=1, how="zero_grad", of="ab"):
         if hvd.rank() != who or how != "zero_grad":
             with pytest.raises(HorovodInternalError, match=raised_on(who)):
                 go_on()
-            training.refuses(*(each.step for each in optimizers), training.loss(of=of).backward)
+            refused(*(each.step for each in optimizers), training.loss(of=of).backward)
         training.leaves_the_batch_out()
 
 
@@ -231,7 +225,7 @@ def test_where_all_ranks_raise_the_errors_say_how_to_go_on():
     optimizer = training.optimizers["a"]
     for _ in range(2):
         training.fails(0)
-        training.refuses(
+        refused(
             *(training.loss().backward, optimizer.step, training.loss().backward),
             *(optimizer.synchronize, optimizer.skip_synchronize()(optimizer.step)),
         )

@@ -26,7 +26,6 @@ def copies(value):
 @on_ranks()
 def test_wrapper_and_wrapped_share_state_groups_and_defaults_for_good():
     net = nn.Linear(3, 2)
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     wrapped = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     called = []
     wrapped.register_step_pre_hook(lambda *_: called.append("pre"))
