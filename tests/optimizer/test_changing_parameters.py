@@ -189,7 +189,6 @@ def test_one_optimizer_per_parameter_makes_steps_within_backward():
         param.register_post_accumulate_grad_hook(hook)
     for _ in range(3):
         backward(*params)
-    for param in params:
-        assert param.tolist() == [1 - 3 * mean_factor()] * 2
+    assert [param.tolist() for param in params] == [[1 - 3 * mean_factor()] * 2] * 3
     # The hooks keep it, and the parameters keep the hooks.
     optimizers.clear()

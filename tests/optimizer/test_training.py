@@ -69,8 +69,7 @@ def test_schedulers_made_before_and_after_wrapping_drive_the_wrapper():
         return optimizer
 
     twins = Twins(make)
-    for _, optimizer in twins.both:
-        schedulers.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
+    schedulers += [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for _, each in twins.both]
     for batch in batches(12, 2, hvd.size()):
         twins.train([batch])
         for scheduler in schedulers:
