@@ -31,6 +31,30 @@ def model(dtype=torch.float64):
     ).to(dtype)
 
 
+def of_any_kind():
+    """Parameters by name, all of ones."""
+    return {
+        "float32": nn.Parameter(torch.ones(5)),
+        "float64": nn.Parameter(torch.ones(3, dtype=torch.float64)),
+        "bfloat16": nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+        "complex": nn.Parameter(torch.ones(2, dtype=torch.complex64)),
+        "channels last": nn.Parameter(torch.ones(3, 4, 2, 2).to(memory_format=torch.channels_last)),
+        "transposed": nn.Parameter(torch.ones(3, 2).t()),
+        "gaps": nn.Parameter(torch.ones(4, 4)[:, ::2]),
+        "one element of a column": nn.Parameter(torch.ones(1, 6)[:, 0]),
+        "scalar": nn.Parameter(torch.tensor(1.0)),
+        "empty": nn.Parameter(torch.ones(0, 2)),
+    }
+
+
+def numbered(params, first):
+    """A loss whose gradients are these numbers and the next ones."""
+    return sum(
+        (p * (torch.arange(p.numel()).reshape(p.shape) + first).to(p.dtype)).sum().real
+        for p in params
+    )
+
+
 def batches(steps, rows, size, dtype=torch.float64):
     """For each step the rows of all ranks, one rank after the other."""
     generator = torch.Generator().manual_seed(2)

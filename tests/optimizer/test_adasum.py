@@ -1,22 +1,24 @@
 """op=Adasum: each rank makes a step of its own, and then the changes are combined."""
 
 import copy
-import functools
 
 import pytest
 import torch
 from torch import nn
 
 import hvdlite as hvd
+from tests.collectives.test_adasum import combined
 from tests.harness.on_ranks import on_ranks
 from tests.optimizer.models import (
-    SGD,
+    OPTIMIZERS,
     assert_bitwise_equal_on_all_ranks,
     assert_same_parameters,
     batches,
     loss_of,
     mine,
     model,
+    numbered,
+    of_any_kind,
     own,
     same_on_all_ranks,
     sgd,
@@ -25,24 +27,10 @@ from tests.optimizer.models import (
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
 
-def pair(a, b):
-    dot, aa, bb = (torch.dot(x.flatten(), y.flatten()) for x, y in ((a, b), (a, a), (b, b)))
-    if not aa or not bb:
-        return a + b
-    return (1 - dot / (2 * aa)) * a + (1 - dot / (2 * bb)) * b
-
-
 def adasum(tensors):
-    """The formula, in the order of the contract."""
-    power = 1
-    while 2 * power <= len(tensors):
-        power *= 2
-    values = list(tensors[:power])
-    for r, tensor in enumerate(tensors[power:]):
-        values[r] = pair(values[r], tensor)
-    while len(values) > 1:
-        values = [pair(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
+    """By the formula."""
+    found = combined([tensor.flatten().numpy() for tensor in tensors])
+    return torch.from_numpy(found).reshape(tensors[0].shape)
 
 
 def step_of_all(nets, optimizers):
@@ -58,25 +46,17 @@ def step_of_all(nets, optimizers):
                 p.copy_(before[0] + adasum(deltas))
 
 
-MAKE = {
-    "SGD": SGD,
-    "momentum": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-    "Adam": functools.partial(torch.optim.Adam, lr=0.01),
-}
-
-
 def follows_the_formula(make, passes, process_set):
     size = process_set.size()
     nets, net = [model() for _ in range(size)], model()
-    optimizers = [MAKE[make](each.parameters()) for each in nets]
+    optimizers = [OPTIMIZERS[make](each.parameters()) for each in nets]
     optimizer = hvd.DistributedOptimizer(
-        MAKE[make](net.parameters()),
+        OPTIMIZERS[make](net.parameters()),
         net.named_parameters(),
         op=hvd.Adasum,
         backward_passes_per_step=passes,
         process_set=process_set,
     )
-    assert isinstance(optimizer, type(optimizers[0]))
     data = list(batches(6 * passes, 2, size))
     for first in range(0, len(data), passes):
         for one in (optimizer, *optimizers):
@@ -98,7 +78,7 @@ def follows_the_formula(make, passes, process_set):
 
 
 @pytest.mark.wide_in(4)
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("passes", [1, 2])
 @on_ranks(1, 2, 3, 4, hosts=("2,1",))
 def test_the_parameters_follow_the_formula_over_the_ranks_own_steps(make, passes):
@@ -153,30 +133,21 @@ def test_a_closure_runs_within_the_ranks_own_step():
         torch.testing.assert_close(p.detach(), alone)
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "compression", [hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16]
+)
 @on_ranks()
 def test_parameters_of_any_kind_are_combined_compressed_or_not(compression):
     rank, size = hvd.rank(), hvd.size()
-    table = nn.Embedding(4, 2, sparse=True)
-    params = {
-        "float32": nn.Parameter(torch.ones(5)),
-        "bfloat16": nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
-        "complex": nn.Parameter(torch.ones(2, dtype=torch.complex64)),
-        "transposed": nn.Parameter(torch.ones(3, 2).t()),
-        "scalar": nn.Parameter(torch.tensor(1.0)),
-        "empty": nn.Parameter(torch.ones(0, 2)),
-    }
-    options = {"compression": getattr(hvd.Compression, compression), "op": hvd.Adasum}
-    optimizer = sgd([*params.values(), table.weight], **options)
-    weights = {name: torch.arange(p.numel()).reshape(p.shape) for name, p in params.items()}
+    table, params = nn.Embedding(4, 2, sparse=True), of_any_kind()
+    optimizer = sgd([*params.values(), table.weight], op=hvd.Adasum, compression=compression)
     start = table.weight.detach().clone()
-    loss = sum((p * (weights[name] + rank).to(p.dtype)).sum().abs() for name, p in params.items())
-    (loss + table(torch.tensor([rank])).sum()).backward()
+    (numbered(params.values(), rank) + table(torch.tensor([rank])).sum()).backward()
     optimizer.step()
-    tolerance = 2e-2 if compression == "bf16" else 1e-2
-    for name, p in params.items():
-        steps = [weights[name].double() + r for r in range(size)]
-        moved = (1 - p.detach()).abs().double()
+    tolerance = 2e-2 if compression is hvd.Compression.bf16 else 1e-2
+    for p in params.values():
+        steps = [torch.arange(p.numel()).reshape(p.shape) + float(r) for r in range(size)]
+        moved = (1 - p.detach()).real.double()
         torch.testing.assert_close(moved, adasum(steps), rtol=tolerance, atol=tolerance)
     # Rows of different ranks are orthogonal: Adasum adds them.
     wanted = torch.zeros(4, 2)

@@ -1,5 +1,7 @@
 """Ranks that run different numbers of backwards get an error, all of them; others get none."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,6 @@ from tests.optimizer.models import same_on_all_ranks, sgd
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
-STEPS = 6
-
 
 def parameters(dtype=torch.float32):
     return [nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(2)]
@@ -20,6 +20,24 @@ def parameters(dtype=torch.float32):
 
 def backward(*params):
     sum(param.sum() for param in params).real.backward()
+
+
+def step(optimizer, *params):
+    backward(*params)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def one_runs_alone(who, optimizer, params):
+    """The error on all ranks, if `who` runs a backward that is no training step."""
+    if hvd.rank() == who:
+        backward(*params)
+        optimizer.zero_grad()
+    else:
+        step(optimizer, *params)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        backward(*params)
+    return str(caught.value)
 
 
 KINDS = {
@@ -42,22 +60,9 @@ def test_a_backward_that_one_rank_runs_alone_is_an_error_on_all_in_the_next_roun
     params = parameters(dtype)
     optimizer = sgd(params, **options)
 
-    def train(steps, who):
-        """Rank `who` runs a backward more in step `at`, which is no training step."""
-        for step in range(steps):
-            if hvd.rank() == who and step == at:
-                backward(*params)
-                optimizer.zero_grad()
-            backward(*params)
-            optimizer.step()
-            made.append(step)
-            optimizer.zero_grad()
-
-    made = []
-    with pytest.raises(hvd.HorovodInternalError) as caught:
-        train(STEPS, who)
-    assert len(made) == (at if hvd.rank() == who else at + 1)
-    text = same_on_all_ranks(str(caught.value))
+    for _ in range(at):
+        step(optimizer, *params)
+    text = same_on_all_ranks(one_runs_alone(who, optimizer, params))
     assert f"backward 2 of step {at + 1} on rank {who}" in text
     others = [str(rank) for rank in range(hvd.size()) if rank != who]
     named = f"rank{'s' if len(others) > 1 else ''} {', '.join(others)}"
@@ -67,25 +72,22 @@ def test_a_backward_that_one_rank_runs_alone_is_an_error_on_all_in_the_next_roun
     # It works again, and all ranks begin to count from the same number.
     hvd.broadcast_parameters(params, root_rank=0)
     optimizer.zero_grad()
-    train(5, who=None)
+    for _ in range(5):
+        step(optimizer, *params)
     same_on_all_ranks(params[0].tolist())
 
 
 @on_ranks()
 def test_rounds_that_only_gather_rows_are_counted_too():
-    def train(who):
-        table = nn.Parameter(torch.zeros(4, 2))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam([table]))
-        rows = torch.tensor([hvd.rank()])
+    table = nn.Parameter(torch.zeros(4, 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam([table]))
+    rows = torch.tensor([hvd.rank()])
+    with pytest.raises(hvd.HorovodInternalError, match="backward 2 of step 2 on rank 1"):  # noqa: PT012
         for step in range(3):
-            for _ in range(2 if hvd.rank() == who and step == 1 else 1):
+            for _ in range(2 if hvd.rank() == step == 1 else 1):
                 optimizer.zero_grad()
                 nn.functional.embedding(rows, table, sparse=True).sum().backward()
             optimizer.step()
-
-    train(None)
-    with pytest.raises(hvd.HorovodInternalError, match="backward 2 of step 2 on rank 1"):
-        train(1)
 
 
 @on_ranks(3)
@@ -94,81 +96,53 @@ def test_the_error_names_the_ranks_of_a_process_set_by_their_numbers_in_the_worl
     if pair.included():
         params = parameters()
         optimizer = sgd(params, process_set=pair)
-        with pytest.raises(hvd.HorovodInternalError, match="of step 2 on rank 2"):  # noqa: PT012
-            for _ in range(3):
-                backward(*params)
-                optimizer.step()
-                optimizer.zero_grad()
-                if hvd.rank() == 2:
-                    backward(*params)
-                    optimizer.zero_grad()
+        step(optimizer, *params)
+        assert "of step 2 on rank 2" in one_runs_alone(2, optimizer, params)
 
 
-def one_batch_more():
-    hvd.init()
+@on_ranks()
+def test_the_error_of_a_rank_that_waits_for_one_whose_batches_have_ended_names_join():
     params = parameters()
     optimizer = sgd(params)
-    try:
-        for _ in range(4 if hvd.rank() == 0 else 3):
-            backward(*params)
-            optimizer.step()
-            optimizer.zero_grad()
-    except hvd.HorovodInternalError as error:
-        return str(error)
-    finally:
-        # As at the end of the program.
-        hvd.shutdown()
-    return None
-
-
-def test_the_error_of_a_rank_that_waits_for_one_whose_batches_have_ended_names_join(world):
-    waiting, *ended = world.run(one_batch_more)
-    assert ended == [None] * (world.size - 1)
-    assert "has left" in waiting
-    assert "hvd.join()" in waiting
+    for _ in range(3):
+        step(optimizer, *params)
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match=r"(?s)has left.*hvd\.join\(\)"):
+            step(optimizer, *params)
+    # As at the end of the program.
+    hvd.shutdown()
 
 
 @on_ranks(2, 3, hosts=("1,1",))
 def test_ranks_that_run_as_many_backwards_as_the_others_get_no_error():
-    rank, size = hvd.rank(), hvd.size()
     params, others = parameters(), parameters()
     optimizer, second = sgd(params), sgd(others)
-
-    def step():
-        backward(*params)
-        optimizer.step()
-        optimizer.zero_grad()
+    train = functools.partial(step, optimizer, *params)
 
     for _ in range(5):
-        step()
+        train()
     # Not communicating, also on one rank alone, whose gradients are not kept.
-    if rank == 0:
+    if hvd.rank() == 0:
         with optimizer.no_sync():
             backward(*params)
         for param in params:
             param.grad = None
-    step()
+    train()
     # Two rounds and more in a step.
     for rounds in range(6):
         for _ in range(rounds):
             backward(*params)
             optimizer.zero_grad()
-        step()
-    # One that reaches nothing on a rank.
-    unrelated = torch.zeros(3, requires_grad=True)
-    for _ in range(2):
-        backward(*(params if rank else [unrelated]))
-        optimizer.step()
-        optimizer.zero_grad()
+        train()
     # zero_grad as often as anyone likes; a step without a backward, a step that is not made.
-    for _ in range(rank):
+    for _ in range(hvd.rank()):
         optimizer.zero_grad()
-    step()
+    train()
     backward(*params)
     optimizer.zero_grad()
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
-    step()
+    train()
     # Several in one backward, one of which makes more steps than the other.
     for turn in range(4):
         backward(*params, *others)
@@ -177,47 +151,9 @@ def test_ranks_that_run_as_many_backwards_as_the_others_get_no_error():
             second.step()
         for one in (optimizer, second):
             one.zero_grad()
-    optimizer.set_backward_passes_per_step(3)
-    for number in range(6):
-        backward(*params)
-        if number % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    optimizer.set_backward_passes_per_step(1)
-
-    def closure():
-        """Runs twice in a step."""
-        optimizer.zero_grad()
-        backward(*params)
-
-    for _ in range(2):
-        optimizer.step(closure)
-    # Batches that end earlier, twice.
-    for _ in range(2):
-        for _ in range(1 + rank):
-            step()
-        assert hvd.join() == size - 1
-    hvd.broadcast_parameters(params, root_rank=size - 1)
-    step()
     # An optimizer made later, and another over the same parameters.
-    third = sgd(params)
-    backward(*params)
-    third.step()
+    step(sgd(params), *params)
     same_on_all_ranks(params[0].tolist())
-
-
-@on_ranks()
-def test_steps_that_grad_scaler_skips_are_counted_alike():
-    params = parameters()
-    optimizer = sgd(params)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for step in range(6):
-        factor = float("inf") if step % 3 == 1 and hvd.rank() == 0 else 1.0
-        backward(*(scaler.scale(param) * factor for param in params))
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert params[0].tolist() == [-4] * 3
 
 
 @on_ranks()
@@ -242,9 +178,7 @@ def test_steps_that_a_rank_makes_without_the_others_do_not_count():
             with optimizer.skip_synchronize():
                 optimizer.step()
         optimizer.zero_grad()
-        backward(*params)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer, *params)
     # Of 0.125 each: as many as the mean of the ranks, and the one together.
     assert params[0].tolist() == [-3 * 0.125 * (size + 1)] * 3
 

@@ -12,6 +12,7 @@ import hvdlite as hvd
 from hvdlite.optimizer.buckets.pages import Pages
 from tests.harness.on_ranks import on_ranks
 from tests.optimizer.sharding.models import batch, differences, odd
+from tests.optimizer.sharding.test_own_optimizers import Scaled
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -53,24 +54,13 @@ def backward(net, optimizer, step):
     net(batch(step)).square().mean().backward()
 
 
-class Normed(torch.optim.SGD):
-    """Looks at whole parameters."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.sub_(group["lr"] * param.grad / (param.grad.norm() + 1))
-
-
 @pytest.mark.above_mpi
 @pytest.mark.parametrize(
     ("shared", "kind", "options"),
     [
         (False, ADAM, {"shard": True}),
         (True, ADAM, {"shard": "host", "compression": hvd.Compression.fp16}),
-        (False, functools.partial(Normed, lr=0.01), {"shard": True}),
+        (False, functools.partial(Scaled, lr=0.01), {"shard": True}),
         (False, ADAM, {"compression": hvd.Compression.bf16}),
         (True, ADAM, {}),
     ],

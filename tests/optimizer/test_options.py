@@ -13,7 +13,7 @@ from hvdlite.optimizer.arguments import ParameterNames
 from hvdlite.world import world as worlds
 from tests.core.scaling import differ, reduced
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import ONE_BY_ONE, Twins, batches, mean_over_ranks, sgd
+from tests.optimizer.models import ONE_BY_ONE, mean_over_ranks, numbered, of_any_kind, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
@@ -39,31 +39,15 @@ def test_predivided_gradients_have_the_bits_of_factor_times_tensor(dtype):
 
 @on_ranks(1, 2)
 def test_parameters_of_any_strides_and_dtype_are_reduced():
-    rank, size = hvd.rank(), hvd.size()
-    convolution = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
-    params = {
-        "channels last": convolution.weight,
-        "float64": nn.Parameter(torch.ones(3, dtype=torch.float64)),
-        "complex": nn.Parameter(torch.ones(2, dtype=torch.complex64)),
-        "bfloat16": nn.Parameter(torch.ones(4, dtype=torch.bfloat16)),
-        "empty": nn.Parameter(torch.ones(0, 3)),
-        "scalar": nn.Parameter(torch.tensor(1.0)),
-        "gaps": nn.Parameter(torch.ones(4, 4)[:, ::2]),
-        "one element of a column": nn.Parameter(torch.ones(1, 6)[:, 0]),
-    }
+    params = of_any_kind()
     optimizer = sgd(params.values(), names=params.items())
     for _ in range(2):
         optimizer.zero_grad()
-        loss = 0
-        for p in params.values():
-            weights = torch.arange(p.numel()).reshape(p.shape) + rank
-            loss = loss + (p * weights.to(p.dtype)).sum().abs()
-        loss.backward()
+        numbered(params.values(), hvd.rank()).backward()
         for name, p in params.items():
-            wanted = torch.arange(p.numel()).reshape(p.shape) + (size - 1) / 2
-            torch.testing.assert_close(p.grad.abs().double(), wanted.double())
-            assert p.grad.dtype == p.dtype, name
-    assert params["channels last"].grad.stride() == convolution.weight.stride()
+            wanted = torch.arange(p.numel()).reshape(p.shape) + (hvd.size() - 1) / 2
+            assert torch.equal(p.grad, wanted.to(p.dtype)), name
+    assert params["channels last"].grad.stride() == params["channels last"].stride()
 
 
 class Negated(Compressor):
@@ -121,26 +105,6 @@ def test_bad_arguments_are_value_errors_at_construction():
     with pytest.raises(ValueError, match="already distributed"):
         hvd.DistributedOptimizer(sgd([a, b]))
     assert not net.weight._post_accumulate_grad_hooks
-
-
-@on_ranks(2, 3)
-def test_each_parameter_group_keeps_its_options():
-    def make(params):
-        params = list(params)
-        groups = [
-            {"params": params[:2], "lr": 0.1, "momentum": 0.5},
-            {"params": params[2:4], "weight_decay": 0.1},
-            {"params": params[4:5]},
-            {"params": params[5:], "lr": 0.0},
-        ]
-        return torch.optim.SGD(groups, lr=0.05)
-
-    twins = Twins(make)
-    data = list(batches(8, 2, hvd.size()))
-    twins.train(data[:4])
-    for _, optimizer in twins.both:
-        optimizer.param_groups[3]["lr"] = 0.2
-    twins.train(data[4:])
 
 
 @pytest.mark.wide_in(3)
@@ -215,21 +179,27 @@ def test_a_world_of_one_has_hooks_only_where_an_option_asks_for_them(options, kn
 
 
 @on_ranks()
-def test_an_optimizer_of_a_world_of_one_sees_the_next_world_in_its_first_backward():
+def test_an_optimizer_outlives_its_world_and_sees_the_next_one_in_its_first_backward():
+    """First a world of one."""
     rank, size = hvd.rank(), hvd.size()
     hvd.shutdown()
     hvd.init(comm=[rank])
     param = nn.Parameter(torch.zeros(2))
     optimizer = sgd([param], lr=0.0, op=hvd.Sum)
-    for step, factor in enumerate((rank + 1, rank + 1, *2 * [sum(range(size + 1))])):
-        if step == 1:
+    for step, factor in enumerate((rank + 1, rank + 1, *3 * [sum(range(size + 1))])):
+        if step in (1, 4):
             hvd.shutdown()
-        if step == 2:
+        if step in (2, 4):
             hvd.init()
         optimizer.zero_grad()
         (param.sum() * (rank + 1)).backward()
         assert param.grad.tolist() == [factor] * 2
         optimizer.step()
+    hvd.shutdown()
+    optimizer.zero_grad()
+    for needs_a_world in (param.sum().backward, lambda: sgd([nn.Parameter(torch.zeros(1))])):
+        with pytest.raises(ValueError, match="init"):
+            needs_a_world()
 
 
 @on_ranks(1)
