@@ -3,32 +3,27 @@
 import torch
 
 import hvdlite as hvd
-from tests.optimizer.sharding.models import batch, odd
+from tests.optimizer.sharding.alike import Pair
+from tests.optimizer.sharding.models import batch
 
 
-class Late:
-    """A model whose rank 0 makes a step before the others come to it."""
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1)
 
-    def __init__(self, kind=torch.optim.SGD, make=odd, data=batch, prepare=None, **arguments):
-        hvd.init()
-        self.alone, self.net, self.data = make(), make(), data
-        if prepare is not None:
-            prepare(self.net)
-        self.plain = hvd.DistributedOptimizer(kind(self.alone.parameters(), lr=0.1))
-        arguments.setdefault("overlap_forward", self.net)
-        self.cut = hvd.DistributedOptimizer(
-            kind(self.net.parameters(), lr=0.1), shard=True, **arguments
-        )
-        self.held = list(self.net.parameters())
+
+class Late(Pair):
+    """A pair whose rank 0 makes a step before the others come to it."""
+
+    def __init__(self, net=None, data=batch):
+        super().__init__(sgd, net, overlap=True)
+        self.data, self.held = data, list(self.net.parameters())
         # The first one finds out where the state is, which is collective.
-        self.backward()
+        self.backward(0)
         self.cut.step()
         self.cut.wait_for_parameters()
 
-    def backward(self, step=0):
-        for each, optimizer in ((self.alone, self.plain), (self.net, self.cut)):
-            optimizer.zero_grad()
-            each(self.data(step)).square().mean().backward()
+    def backward(self, step):
+        super().backward(step, lambda model, step: model(self.data(step)).square().mean())
         self.plain.step()
 
     def step(self, meanwhile=lambda: None):

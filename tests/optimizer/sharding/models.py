@@ -60,6 +60,11 @@ def batch(step, dtype=torch.float32):
     return torch.randn(2, 3, 6, 6, generator=generator).to(dtype)
 
 
+def loss_of(net, step):
+    """Of this rank's batch."""
+    return net(batch(step, net.scale.dtype)).square().mean()
+
+
 def groups_of(net, **options):
     """Two groups with options of their own."""
     params = list(net.parameters())
@@ -69,6 +74,10 @@ def groups_of(net, **options):
 def optimizer_of(name, net):
     kind, options = OPTIMIZERS[name]
     return kind(groups_of(net, **options), **options)
+
+
+def adam(net):
+    return optimizer_of("Adam", net)
 
 
 @contextlib.contextmanager

@@ -1,19 +1,20 @@
 """Checkpoints of sharded optimizers: training goes on with the bits of one process."""
 
 import copy
+import functools
 import io
 
 import pytest
 import torch
 
 import hvdlite as hvd
-from hvdlite.optimizer.sharding.state_dicts import MARK
-from tests.optimizer.sharding.alike import same_full
+from hvdlite.optimizer.sharding.state_dicts import MARK, ShardStateDict
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.alike import same_full, wrapped
 from tests.optimizer.sharding.cuts import assert_same_state
 from tests.optimizer.sharding.models import (
     SMALL_BUCKETS,
     differences,
-    groups_of,
     odd,
     optimizer_of,
     portions_of,
@@ -21,9 +22,8 @@ from tests.optimizer.sharding.models import (
 
 
 def sharded(name, net, shard=True, **arguments):
-    return hvd.DistributedOptimizer(
-        optimizer_of(name, net), net.named_parameters(), shard=shard, op=hvd.Sum, **arguments
-    )
+    make = functools.partial(optimizer_of, name)
+    return wrapped(make, net, shard=shard, op=hvd.Sum, **arguments)
 
 
 def train(net, optimizer, steps, counts=True):
@@ -44,12 +44,29 @@ def through_a_file(thing):
     return torch.load(file, weights_only=True)
 
 
-def checkpoints(name, shard, shared=False):
-    hvd.init()
+SMALL, WHOLE = 128, 1 << 20  # elements of float32
+
+
+@pytest.mark.parametrize(
+    ("name", "shard", "shared", "portions"),
+    [
+        pytest.param("Adam", True, False, "whole", marks=pytest.mark.wide_in(2, "2,1")),
+        pytest.param("Adam", True, False, "saved small", marks=pytest.mark.wide_in(3, "2,1")),
+        pytest.param("Adam", True, False, "loaded small", marks=pytest.mark.wide_in(3, "2,1")),
+        pytest.param("Adam", "host", False, "whole", marks=pytest.mark.wide_in(2, 3)),
+        pytest.param("Adam", "host", True, "whole", marks=pytest.mark.wide_in(2, 3)),
+        pytest.param("Adam", False, True, "whole", marks=pytest.mark.wide_in(2)),
+        *(
+            pytest.param(name, True, False, "whole", marks=pytest.mark.wide)
+            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "Rprop")
+        ),
+    ],
+)
+@on_ranks(2, 3, hosts=("2,1",), knobs=SMALL_BUCKETS)
+def test_checkpoints_continue_the_training_of_one_process(name, shard, shared, portions):
     rank, size = hvd.rank(), hvd.size()
 
-    def again():
-        """The model in a new job."""
+    def new_model():
         net = odd()
         net.load_state_dict(model)
         if shared:
@@ -57,32 +74,42 @@ def checkpoints(name, shard, shared=False):
         return net
 
     def goes_on(net, optimizer):
-        train(net, optimizer, range(3, 6), rank == 0)
+        with portions_of(SMALL if portions == "loaded small" else WHOLE):
+            train(net, optimizer, range(3, 6), rank == 0)
         assert differences(net, alone) == []
-        return optimizer
+        same_full(optimizer.full_state_dict(), plain)
+        if portions != "whole":
+            largest = max(key.numel() for key in optimizer.state)
+            assert (largest > 2 * SMALL) == (portions == "saved small")
 
-    alone, net = odd(), odd()
-    if shared:
-        hvd.share_parameters(net)
+    alone = odd()
     plain = optimizer_of(name, alone)
+    model = alone.state_dict()
+    net = new_model()
     optimizer = sharded(name, net, shard)
     train(alone, plain, range(3))
-    train(net, optimizer, range(3), rank == 0)
+    with portions_of(SMALL if portions == "saved small" else WHOLE):
+        train(net, optimizer, range(3), rank == 0)
     assert differences(net, alone) == []
     same_full(optimizer.full_state_dict(), plain)
     model, full = copy.deepcopy(alone.state_dict()), through_a_file(plain.state_dict())
     own = through_a_file(optimizer.state_dict())
+    assert type(own) is ShardStateDict
+    if portions == "loaded small":
+        # As it was saved before there were portions.
+        assert own[MARK].pop("portions") == own[MARK]["cut"][rank]
     shards = hvd.allgather_object(own)
+    saved = optimizer_of(name, odd())
+    saved.load_state_dict(copy.deepcopy(full))
     train(alone, plain, range(3, 6))
 
     # Before the first step of a new job: its own shard, those of all, and the full state.
-    for given in (own, shards, full):
-        if given is not shards or shard is True:
-            net = again()
-            optimizer = sharded(name, net, shard)
-            optimizer.load_state_dict(copy.deepcopy(given))
-            same_full(optimizer.full_state_dict(), plain_of(name, model, full))
-            same_full(goes_on(net, optimizer).full_state_dict(), plain)
+    for given in (own, shards, full) if shard is True else (own, full):
+        net = new_model()
+        optimizer = sharded(name, net, shard)
+        optimizer.load_state_dict(copy.deepcopy(given))
+        same_full(optimizer.full_state_dict(), saved)
+        goes_on(net, optimizer)
 
     # The full state, in the middle of another training.
     optimizer.load_state_dict(full)
@@ -90,58 +117,28 @@ def checkpoints(name, shard, shared=False):
     goes_on(net, optimizer)
 
     # In one process, not sharded, before the optimizer is wrapped; then all of it sharded.
-    net = again()
-    inner = plain_of(name, model, full, net)
+    net = new_model()
+    inner = optimizer_of(name, net)
+    inner.load_state_dict(copy.deepcopy(full))
     optimizer = hvd.DistributedOptimizer(inner, net.named_parameters(), shard=shard, op=hvd.Sum)
-    same_full(optimizer.full_state_dict(), plain_of(name, model, full))
+    same_full(optimizer.full_state_dict(), saved)
     goes_on(net, optimizer)
 
     # With another number of ranks.
-    fewer = hvd.ProcessSet(range(size - 1))
-    hvd.add_process_set(fewer)
-    if rank in fewer.ranks and not shared:
-        net = again()
+    fewer = hvd.add_process_set(range(size - 1))
+    if rank < size - 1 and not shared:
+        net = new_model()
         optimizer = sharded(name, net, shard, process_set=fewer)
         optimizer.load_state_dict(shards)
         goes_on(net, optimizer)
     hvd.barrier()
-    hvd.remove_process_set(fewer)
-    same = [each[MARK]["owners"] for each in shards]
-    assert same == [size] * size if shard is True else sum(same) >= size
+    owners = [each[MARK]["owners"] for each in shards]
+    assert owners == [size] * size if shard is True else sum(owners) >= size
 
 
-def plain_of(name, model, full, net=None):
-    """The optimizer of one process after it has loaded."""
-    if net is None:
-        net = odd()
-        net.load_state_dict(model)
-    plain = optimizer_of(name, net)
-    plain.load_state_dict(copy.deepcopy(full))
-    return plain
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.hosts("2,1")
-@pytest.mark.parametrize(
-    ("name", "shard", "shared"),
-    [
-        pytest.param("Adam", True, False, marks=pytest.mark.wide_in(2, "2,1")),
-        pytest.param("Adam", "host", False, marks=pytest.mark.wide_in(2, 3)),
-        pytest.param("Adam", "host", True, marks=pytest.mark.wide_in(2, 3)),
-        pytest.param("Adam", False, True, marks=pytest.mark.wide_in(2)),
-        *(
-            pytest.param(name, True, False, marks=pytest.mark.wide)
-            for name in ("SGD", "momentum", "NAdam", "Adagrad", "ASGD", "Rprop")
-        ),
-    ],
-)
-def test_checkpoints_continue_the_training_of_one_process(world, name, shard, shared):
-    world.run(checkpoints, name, shard, shared, knobs=SMALL_BUCKETS)
-
-
-def freezes_and_adds():
-    """The division changes in the middle: the state follows."""
-    hvd.init()
+@on_ranks(3, knobs=SMALL_BUCKETS)
+def test_state_follows_when_parameters_freeze_thaw_and_come():
+    """The division changes in the middle."""
     rank = hvd.rank()
     alone, net = odd(), odd()
     new = [torch.nn.Parameter(torch.ones(130)) for _ in range(2)]
@@ -165,46 +162,32 @@ def freezes_and_adds():
     same_full(optimizer.full_state_dict(), plain)
 
 
-@pytest.mark.ranks(3)
-def test_state_follows_when_parameters_freeze_thaw_and_come(world):
-    world.run(freezes_and_adds, knobs=SMALL_BUCKETS)
-
-
-def refuses():
-    hvd.init()
+@on_ranks(2, knobs=SMALL_BUCKETS)
+def test_what_does_not_fit_is_refused_and_changes_nothing():
     net = odd()
     optimizer = sharded("Adam", net)
-    empty = through_a_file(optimizer.state_dict())
-    optimizer.load_state_dict(empty)
+    optimizer.load_state_dict(through_a_file(optimizer.state_dict()))  # of no step
     train(net, optimizer, range(1))
-    shards = hvd.allgather_object(optimizer.state_dict())
-    before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=r"is that of owner \d of 2, and this rank is owner"):
-        optimizer.load_state_dict(shards[1 - hvd.rank()])
-    with pytest.raises(ValueError, match="give load_state_dict the shards of all owners"):
-        optimizer.load_state_dict([shards[1 - hvd.rank()]])
-    with pytest.raises(ValueError, match=r"full_state_dict\(\) gives \{\} on all ranks but"):
-        optimizer.load_state_dict({})
-    with pytest.raises(ValueError, match="loads only into an optimizer that is sharded"):
-        optimizer_of("Adam", net).load_state_dict(shards[0])
-    with pytest.raises(ValueError, match="loads only into an optimizer that is sharded"):
-        hvd.DistributedOptimizer(optimizer_of("Adam", odd())).load_state_dict(shards[0])
+    own = optimizer.state_dict()
+    before = copy.deepcopy(own)
+    other = hvd.allgather_object(own)[1 - hvd.rank()]
+    for into, given, text in (
+        (optimizer, other, r"is that of owner \d of 2, and this rank is owner"),
+        (optimizer, [other], "give load_state_dict the shards of all owners"),
+        (optimizer, {}, r"full_state_dict\(\) gives \{\} on all ranks but"),
+        (sharded("Adam", odd(), False), own, "loads only into an optimizer that is sharded"),
+        (sharded("SGD", odd()), own, "is of the optimizer Adam, and this one is SGD"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            into.load_state_dict(given)
+    with pytest.raises(ValueError, match=r"optimizer.load_state_dict\(hvd.broadcast_object"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert_same_state(optimizer.state_dict()["state"], before["state"])
-    assert [len(group["params"]) for group in optimizer.param_groups] == [
-        len(group["params"]) for group in groups_of(net, lr=0.1)
-    ]
-    other = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), shard=True)
-    with pytest.raises(ValueError, match="is of the optimizer Adam, and this one is SGD"):
-        other.load_state_dict(shards[hvd.rank()])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [5, 5]
 
 
-@pytest.mark.ranks(2)
-def test_what_does_not_fit_is_refused_and_changes_nothing(world):
-    world.run(refuses, knobs=SMALL_BUCKETS)
-
-
-def disagrees():
-    hvd.init()
+@on_ranks(2)
+def test_states_that_do_not_belong_together_are_an_error_on_every_rank():
     net = odd()
     optimizer = sharded("Adam", net)
     with portions_of(64):
@@ -221,8 +204,3 @@ def disagrees():
             state.clear()
     with pytest.raises(ValueError, match=r"has \['exp_avg', .* but \[\] for"):
         optimizer.full_state_dict()
-
-
-@pytest.mark.ranks(2)
-def test_states_that_do_not_belong_together_are_an_error_on_every_rank(world):
-    world.run(disagrees)

@@ -14,108 +14,98 @@ from torch.optim.optimizer import (
 
 import hvdlite as hvd
 from hvdlite.world import world as worlds
-from tests.optimizer.sharding.alike import same_full
-from tests.optimizer.sharding.models import batch, differences, odd
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.alike import Pair, same_full, wrapped
+from tests.optimizer.sharding.models import SMALL_BUCKETS, differences, loss_of, odd
 
-pytestmark = pytest.mark.mpis("mpich")
+
+@pytest.mark.wide_in("2,1")
+@pytest.mark.parametrize(
+    ("shard", "shared", "passes", "fused"),
+    [
+        (True, False, 1, True),
+        (True, False, 2, False),
+        ("host", True, 2, False),
+        pytest.param(True, False, 1, False, marks=pytest.mark.wide),
+        pytest.param("host", False, 1, False, marks=pytest.mark.wide),
+    ],
+)
+@on_ranks(3, hosts=("2,1",), knobs=SMALL_BUCKETS)
+def test_scheduler_scaler_clipping_no_sync_and_several_backwards_go_together(
+    shard, shared, passes, fused
+):
+    """In two steps one rank overflows, and all skip them. Each second step accumulates in no_sync,
+    unscales and clips."""
+    schedulers = []
+
+    def make(net):
+        inner = torch.optim.AdamW(net.parameters(), lr=0.01, fused=fused)
+        schedulers.append(torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=20))
+        return inner
+
+    pair = Pair(make, shard=shard, shared=shared, backward_passes_per_step=passes)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) for _ in range(2)]
+    for step in range(6):
+        overflows = step in (1, 4)
+        more = passes if step % 2 else 0
+        for (net, optimizer), scaler, scheduler in zip(pair.both, scalers, schedulers, strict=True):
+            before = [param.detach().clone() for param in net.parameters()]
+            optimizer.zero_grad()
+            for number in range(more + passes):
+                loss = loss_of(net, 4 * step + number)
+                if overflows and number == 0 and hvd.rank() == step % 2:
+                    loss = loss * torch.inf
+                with optimizer.no_sync() if number < more else contextlib.nullcontext():
+                    scaler.scale(loss).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                if shard != "host":  # which adds in another order between the hosts
+                    optimizer.clip_grad_norm_(1e6)
+            scaler.step(optimizer)
+            scaler.update()
+            assert all(map(torch.equal, before, net.parameters())) == overflows
+            if not overflows:
+                scheduler.step()
+        pair.compare(f"after step {step}")
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert scalers[1].get_scale() == 256.0 / 2 * 2 / 2
+    assert pair.plain.param_groups[0]["lr"] == pair.cut.param_groups[0]["lr"]
+    same_full(pair.cut.full_state_dict(), pair.plain)
 
 
-def two_nets(shared=False):
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize("shared", [False, True])
+@on_ranks(2)
+def test_several_sharded_optimizers_train_parts_of_one_model(shared):
+    """One backward reaches the parameters of all, another those of some."""
     alone, net = odd(), odd()
     if shared:
         hvd.share_parameters(net)
-    return alone, net
-
-
-def everything_at_once(shared):
-    """A scheduler, a GradScaler, no_sync, backward_passes_per_step, clipping by value, and steps
-    that are skipped."""
-    hvd.init()
-    nets = two_nets(shared)
-    shards = (False, "host" if shared else True)
-    optimizers, schedulers, scalers = [], [], []
-    for net, shard in zip(nets, shards, strict=True):
-        inner = torch.optim.AdamW(net.parameters(), lr=0.01)
-        schedulers.append(torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=20))
-        optimizers.append(
-            hvd.DistributedOptimizer(
-                inner, net.named_parameters(), shard=shard, backward_passes_per_step=2
-            )
-        )
-        scalers.append(torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3))
-    skipped = 0
-    for step in range(7):
-        for net, optimizer, scaler, scheduler in zip(
-            nets, optimizers, scalers, schedulers, strict=True
-        ):
-            optimizer.zero_grad()
-            for number in range(4):
-                inside = optimizer.no_sync() if number < 2 else contextlib.nullcontext()
-                loss = net(batch(4 * step + number)).square().mean()
-                if step in (1, 4) and number == 1 and hvd.rank() == step % 2:
-                    loss = loss * torch.inf
-                with inside:
-                    scaler.scale(loss / 4).backward()
-            scaler.unscale_(optimizer)
-            before = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            if scaler.get_scale() >= before:
-                scheduler.step()
-            else:
-                skipped += 1
-        assert differences(nets[1], nets[0]) == [], step
-        assert scalers[0].get_scale() == scalers[1].get_scale()
-    assert skipped == 4
-    assert optimizers[0].param_groups[0]["lr"] == optimizers[1].param_groups[0]["lr"]
-    same_full(optimizers[1].full_state_dict(), optimizers[0])
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("shared", [False, True])
-def test_scheduler_scaler_no_sync_and_several_backwards_go_together(world, shared):
-    world.run(everything_at_once, shared)
-
-
-def several_optimizers(shared):
-    """Of disjoint parameters of one model; one backward reaches those of all, another some."""
-    hvd.init()
-    made = []
-    for net, shard in zip(two_nets(shared), (False, True), strict=True):
-        params = dict(net.named_parameters())
-        names = [list(params)[first::3] for first in range(3)]
-        kinds = (torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop)
-        optimizers = [
-            hvd.DistributedOptimizer(
-                kind([params[name] for name in own], lr=0.01),
-                [(name, params[name]) for name in own],
-                shard=shard if kind is not torch.optim.RMSprop or not shard else "host",
-            )
-            for kind, own in zip(kinds, names, strict=True)
-        ]
-        made.append((net, optimizers))
+    made = [], []
+    for each, optimizers in zip((alone, net), made, strict=True):
+        params = list(each.named_parameters())
+        for first, kind in enumerate((torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop)):
+            own = params[first::3]
+            inner = kind([param for _, param in own], lr=0.01)
+            shard = each is net and ("host" if first == 2 else True)
+            optimizers.append(hvd.DistributedOptimizer(inner, own, shard=shard))
     for step in range(6):
-        for net, optimizers in made:
+        for each, optimizers in zip((alone, net), made, strict=True):
             # In some steps only the first two; in the last ones one stands still.
             used = optimizers[: 2 if step == 5 else 3]
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            net(batch(step)).square().mean().backward()
+            loss_of(each, step).backward()
             for optimizer in reversed(used) if step % 2 else used:
                 optimizer.step()
-        assert differences(made[1][0], made[0][0]) == [], step
-    for plain, cut in zip(made[0][1], made[1][1], strict=True):
+        assert differences(net, alone) == [], step
+    for plain, cut in zip(*made, strict=True):
         same_full(cut.full_state_dict(), plain)
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("shared", [False, True])
-def test_several_sharded_optimizers_train_parts_of_one_model(world, shared):
-    world.run(several_optimizers, shared)
-
-
-def calls_hooks():
-    hvd.init()
+@pytest.mark.mpis("mpich")
+@on_ranks(2)
+def test_hooks_of_the_wrapped_optimizer_are_called_once():
     seen = []
     net = odd()
     inner = torch.optim.Adam(net.parameters())
@@ -123,12 +113,8 @@ def calls_hooks():
     def shapes(optimizer):
         return [tuple(param.shape) for group in optimizer.param_groups for param in group["params"]]
 
-    def note(name, result=None):
-        def hook(optimizer, *_):
-            seen.append((name, shapes(optimizer) == wanted))
-            return result
-
-        return hook
+    def note(name):
+        return lambda optimizer, *_: seen.append((name, shapes(optimizer) == wanted))
 
     wanted = shapes(inner)
     inner.register_step_pre_hook(note("pre"))
@@ -143,7 +129,7 @@ def calls_hooks():
     ]
     try:
         optimizer = hvd.DistributedOptimizer(inner, net.named_parameters(), shard=True)
-        net(batch(0)).sum().backward()
+        loss_of(net, 0).backward()
         optimizer.step()
     finally:
         for handle in everyones:
@@ -152,20 +138,10 @@ def calls_hooks():
     assert saved["more"] == "of the user's"
     optimizer.load_state_dict(saved)
     assert optimizer.full_state_dict().get("more") == ("of the user's" if hvd.rank() == 0 else None)
-    return seen
-
-
-@pytest.mark.ranks(2)
-def test_hooks_of_the_wrapped_optimizer_are_called_once(world):
-    for seen in world.run(calls_hooks):
-        assert [name for name, _ in seen] == [
-            *("each pre", "pre", "post", "each post", "saving", "loading", "loaded", "saving")
-        ]
-        assert [whole for name, whole in seen if "p" in name] == [True] * 4
-
-
-def file_descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    assert [name for name, _ in seen] == [
+        *("each pre", "pre", "post", "each post", "saving", "loading", "loaded", "saving")
+    ]
+    assert [whole for name, whole in seen if "p" in name] == [True] * 4
 
 
 def mapped_kib():
@@ -173,56 +149,43 @@ def mapped_kib():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
-def steps_many(shard, shared, steps):
-    hvd.init()
+# By how much it may grow: something may come late, but once; buckets are made anew three times and
+# more.
+LIMITS = {"objects": 200, "file descriptors": 3, "views": 1, "KiB of memory": 4096}
+
+
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True)])
+@on_ranks(2)
+def test_steps_leave_nothing_behind(shard, shared):
     net = nn.Sequential(nn.Linear(7, 300), nn.Tanh(), nn.Linear(300, 9))
     if shared:
         hvd.share_parameters(net)
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(net.parameters()), net.named_parameters(), shard=shard
-    )
+    optimizer = wrapped(lambda net: torch.optim.Adam(net.parameters()), net, shard=shard)
     engine = worlds.current().team.engine
     x = torch.ones(2, 7)
 
-    def step():
-        optimizer.zero_grad()
-        net(x).sum().backward()
-        optimizer.step()
+    def steps(count):
+        """How many operations they have started."""
+        before = engine.counters()["operations"]
+        for _ in range(count):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+        return engine.counters()["operations"] - before
 
-    def round_of_steps(count):
+    def counted_after_many():
         """Frozen and thawed in between: buckets and divisions are made anew."""
-        for number in range(count):
-            if number % 50 == 0:
-                net[0].requires_grad_(number % 100 == 0)
-            step()
-
-    def counted():
+        for frozen in (False, True, False):
+            net[0].requires_grad_(not frozen)
+            steps(50)
         gc.collect()
         hvd.barrier()
         views = len(optimizer._hvdlite_states._views)
-        return len(gc.get_objects()), file_descriptors(), views, mapped_kib()
+        found = (len(gc.get_objects()), len(os.listdir("/proc/self/fd")), views, mapped_kib())
+        return dict(zip(LIMITS, found, strict=True))
 
-    round_of_steps(150)
-    before = counted()
-    round_of_steps(steps)
-    after = counted()
-    first = engine.counters()["operations"]
-    step()
-    one = engine.counters()["operations"]
-    for _ in range(5):
-        step()
-    operations = engine.counters()["operations"] - one
-    return before, after, one - first, operations
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True)])
-def test_steps_leave_nothing_behind(world, shard, shared):
-    for before, after, operations, of_five in world.run(steps_many, shard, shared, 150):
-        assert of_five == 5 * operations
-        assert after[0] - before[0] < 200, "objects"
-        # Something may be opened late, but once: buckets are made anew three times and more.
-        assert after[1] - before[1] < 3, "file descriptors"
-        assert after[2] == before[2], "views"
-        assert after[3] - before[3] < 4096, "KiB of memory"
+    before, after = counted_after_many(), counted_after_many()
+    grown = [name for name, limit in LIMITS.items() if after[name] - before[name] >= limit]
+    assert grown == [], (before, after)
+    assert steps(5) == 5 * steps(1)

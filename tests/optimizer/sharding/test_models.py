@@ -5,38 +5,27 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
+from tests.harness.on_ranks import on_ranks
 from tests.optimizer.sharding.alike import same_full, train_alike
+from tests.optimizer.sharding.models import adam
 
 
-class Attention(nn.Module):
-    """Attention by itself, then inside of a layer; with dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, kdim=7, vdim=5)
-        self.layer = nn.TransformerEncoderLayer(12, 2, 31, dropout=0.2, batch_first=True)
-        self.norm = nn.GroupNorm(3, 12)
-
-    def forward(self, x):
-        x, _ = self.attention(x, x[..., :7], x[..., :5], need_weights=False)
-        return self.norm(self.layer(x).transpose(1, 2))
+def attention():
+    """With dropout."""
+    return nn.TransformerEncoderLayer(12, 2, 31, dropout=0.2, batch_first=True)
 
 
-class Channels(nn.Module):
-    """Convolutions and norms in channels last, also grouped and transposed ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(4, 12, 3, padding=1),
-            nn.BatchNorm2d(12),
-            nn.ReLU(),
-            nn.Conv2d(12, 12, 3, groups=3),
-            nn.ConvTranspose2d(12, 5, 2),
-        ).to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        return self.layers(x.reshape(1, 4, 9, 5).to(memory_format=torch.channels_last))
+def channels_last():
+    """Convolutions and norms, also grouped and transposed ones."""
+    return nn.Sequential(
+        nn.Flatten(0),
+        nn.Unflatten(0, (1, 4, 9, 5)),
+        nn.Conv2d(4, 12, 3, padding=1),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 12, 3, groups=3),
+        nn.ConvTranspose2d(12, 5, 2),
+    ).to(memory_format=torch.channels_last)
 
 
 class Dtypes(nn.Module):
@@ -58,28 +47,17 @@ class Dtypes(nn.Module):
         return x.float() * self.complex.abs().sum() + self.none.sum()
 
 
-MODELS = {"attention": Attention, "channels last": Channels, "dtypes": Dtypes}
+MODELS = {"attention": attention, "channels last": channels_last, "dtypes": Dtypes}
 
 
-def model_trains(name, shard, shared):
-    hvd.init()
-    torch.manual_seed(3)
-    net = MODELS[name]()
-
+@pytest.mark.wide_in(3)
+@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
+@pytest.mark.parametrize("name", MODELS)
+@on_ranks(2, 3)
+def test_models_have_the_bits_of_unsharded_training(name, shard, shared):
     def loss(net, step):
         x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(step + 50 * hvd.rank()))
         return net(x).square().mean()
 
-    def make(net):
-        return torch.optim.Adam(net.parameters(), lr=0.01)
-
-    plain, cut = train_alike(net, make, loss, shard=shard, shared=shared)
+    plain, cut = train_alike(adam, MODELS[name](), loss, shard=shard, shared=shared)
     same_full(cut.full_state_dict(), plain)
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.wide_in(3)
-@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
-@pytest.mark.parametrize("name", MODELS)
-def test_models_have_the_bits_of_unsharded_training(world, name, shard, shared):
-    world.run(model_trains, name, shard, shared)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.alike import Pair
 from tests.optimizer.sharding.late import Late
 from tests.optimizer.sharding.models import SMALL_BUCKETS, batch, differences, groups_of, odd
 
@@ -53,36 +55,6 @@ MODELS = {"odd": (odd, batch), "reader": (reader, words)}
 KINDS = {"Adam": torch.optim.Adam, "whole": Whole}
 
 
-def trains_alike(model, kind, shard):
-    hvd.init()
-    make, data = MODELS[model]
-    alone, net = make(), make()
-    plain = hvd.DistributedOptimizer(KINDS[kind](groups_of(alone, lr=0.01)))
-    cut = hvd.DistributedOptimizer(
-        KINDS[kind](groups_of(net, lr=0.01)), shard=shard, overlap_forward=net
-    )
-    average = torch.optim.swa_utils.AveragedModel(net)
-    expected = torch.optim.swa_utils.AveragedModel(alone)
-    losses = []
-    for step in range(6):
-        for each, optimizer in ((alone, plain), (net, cut)):
-            optimizer.zero_grad()
-            loss = each(data(step)).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()
-        assert losses.pop() == losses.pop(), f"before step {step + 1}"
-        if step % 2:
-            # In the other steps only the forward reads.
-            average.update_parameters(net)
-            expected.update_parameters(alone)
-    assert differences(net, alone) == []
-    assert differences(average, expected) == []
-    hvd.barrier()
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.hosts("2,1", "1,1,1")
 @pytest.mark.wide_in(2)
 @pytest.mark.parametrize(
     ("model", "kind", "shard"),
@@ -93,18 +65,21 @@ def trains_alike(model, kind, shard):
         ("odd", "whole", True),
     ],
 )
-def test_every_step_has_the_bits_of_the_unsharded_one(world, model, kind, shard):
-    world.run(trains_alike, model, kind, shard, knobs=SMALL_BUCKETS)
-
-
-def reads(how):
-    late = Late()
-    late.backward(1)
-    late.step()
-    READS[how](late)
-    late.backward(2)
-    late.cut.step()
-    assert differences(late.net, late.alone) == []
+@on_ranks(2, 3, hosts=("2,1", "1,1,1"), knobs=SMALL_BUCKETS)
+def test_every_step_has_the_bits_of_the_unsharded_one(model, kind, shard):
+    make, data = MODELS[model]
+    pair = Pair(lambda net: KINDS[kind](groups_of(net, lr=0.01)), make(), shard=shard, overlap=True)
+    average, expected = map(torch.optim.swa_utils.AveragedModel, (pair.net, pair.alone))
+    for step in range(6):
+        found, wanted = pair.backward(step, lambda net, step: net(data(step)).square().mean())
+        assert torch.equal(found, wanted), f"before step {step}"
+        pair.step()
+        if step % 2:
+            # In the other steps only the forward reads.
+            average.update_parameters(pair.net)
+            expected.update_parameters(pair.alone)
+    pair.compare()
+    assert differences(average, expected) == []
     hvd.barrier()
 
 
@@ -119,7 +94,7 @@ def by_inference(late):
 
 
 def by_parameters(late):
-    assert differences(late.net, late.alone) == []
+    late.compare()
 
 
 def by_state_dict(late):
@@ -127,11 +102,14 @@ def by_state_dict(late):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def by_deepcopy(late):
-    twin = copy.deepcopy(late.net)
+def is_an_ordinary_model(twin, expected):
     assert all(type(module._parameters) is dict for module in twin.modules())
-    assert differences(twin, late.alone) == []
+    assert differences(twin, expected) == []
     assert twin.tied.weight is twin.again.weight
+
+
+def by_deepcopy(late):
+    is_an_ordinary_model(copy.deepcopy(late.net), late.alone)
 
 
 def by_pickle(late):
@@ -139,9 +117,7 @@ def by_pickle(late):
     torch.save(late.net, file)
     assert b"hvdlite" not in file.getvalue()
     file.seek(0)
-    twin = torch.load(file, weights_only=False)
-    assert all(type(module._parameters) is dict for module in twin.modules())
-    assert differences(twin, late.alone) == []
+    is_an_ordinary_model(torch.load(file, weights_only=False), late.alone)
 
 
 def by_dict(late):
@@ -193,10 +169,16 @@ READS = {
 }
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.hosts("1,1")
 @pytest.mark.wide_in("1,1")
 @pytest.mark.mpis("mpich")
 @pytest.mark.parametrize("how", READS)
-def test_a_read_waits_for_parameters_that_other_ranks_have_not_sent_yet(world, how):
-    world.run(reads, how, knobs=SMALL_BUCKETS)
+@on_ranks(2, hosts=("1,1",), knobs=SMALL_BUCKETS)
+def test_a_read_waits_for_parameters_that_other_ranks_have_not_sent_yet(how):
+    late = Late()
+    late.backward(1)
+    late.step()
+    READS[how](late)
+    late.backward(2)
+    late.cut.step()
+    late.compare()
+    hvd.barrier()

@@ -1,15 +1,15 @@
 """Optimizers of the user's own, element-wise or not, and options of torch's."""
 
-import copy
+import functools
 import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import hvdlite as hvd
-from tests.optimizer.sharding.alike import same_full, train_alike
-from tests.optimizer.sharding.models import batch, differences, odd
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.alike import Pair, same_full, train_alike
+from tests.optimizer.sharding.models import groups_of, odd, optimizer_of
 
 
 class Signs(torch.optim.Optimizer):
@@ -40,6 +40,13 @@ class Signs(torch.optim.Optimizer):
         return loss
 
 
+def with_gradients(optimizer):
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                yield group, param
+
+
 class Decayed(torch.optim.Adam):
     """Adam with something before and after its step."""
 
@@ -47,15 +54,11 @@ class Decayed(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure=None):
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.mul_(1 - group["lr"])
+        for group, param in with_gradients(self):
+            param.mul_(1 - group["lr"])
         loss = super().step(closure)
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.clamp_(-0.25, 0.25)
+        for _, param in with_gradients(self):
+            param.clamp_(-0.25, 0.25)
         return loss
 
 
@@ -70,49 +73,30 @@ class Scaled(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure=None):
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    state = self.state[param]
-                    state["seen"] = state.get("seen", 0) + 1
-                    param.sub_(group["lr"] * param.grad / (param.grad.norm() + 1))
-
-
-def half_and_half(net, kind, **options):
-    params = list(net.parameters())
-    return kind(
-        [{"params": params[::2]}, {"params": params[1::2], "lr": 0.003}], lr=0.01, **options
-    )
-
-
-def square(net, step):
-    return net(batch(step)).square().mean()
+        for group, param in with_gradients(self):
+            state = self.state[param]
+            state["seen"] = state.get("seen", 0) + 1
+            param.sub_(group["lr"] * param.grad / (param.grad.norm() + 1))
 
 
 KINDS = {"own": Signs, "around Adam's step": Decayed, "of SGD": Renamed, "of whole": Scaled}
 
 
-def own_optimizer_trains(kind, shard, shared):
-    hvd.init()
+@pytest.mark.wide_in(2, "1,1")
+@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
+@pytest.mark.parametrize("kind", KINDS)
+@on_ranks(2, hosts=("2,1", "1,1"))
+def test_own_optimizers_have_the_bits_of_unsharded_ones(kind, shard, shared):
     # Its step has torch's hooks then, which run also where a subclass calls it.
     torch.optim.Adam(odd().parameters())
     plain, cut = train_alike(
-        odd(), lambda net: half_and_half(net, KINDS[kind]), square, shard=shard, shared=shared
+        lambda net: KINDS[kind](groups_of(net, lr=0.01), lr=0.01), shard=shard, shared=shared
     )
     assert cut._hvdlite_update.shards.elementwise == (kind != "of whole")
     same_full(cut.full_state_dict(), plain)
     if shard is True and kind == "of whole":
         owned = torch.tensor(sum(len(state) > 0 for state in cut.state.values()))
         assert hvd.allreduce(owned, op=hvd.Sum) == len(plain.state)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.hosts("2,1", "1,1")
-@pytest.mark.wide_in(2, "1,1")
-@pytest.mark.parametrize(("shard", "shared"), [(True, False), ("host", True), (False, True)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_own_optimizers_have_the_bits_of_unsharded_ones(world, kind, shard, shared):
-    world.run(own_optimizer_trains, kind, shard, shared)
 
 
 OPTIONS = {
@@ -124,62 +108,37 @@ OPTIONS = {
 }
 
 
-def option_trains(name):
-    hvd.init()
+@pytest.mark.mpis("mpich")
+@pytest.mark.parametrize("name", OPTIONS)
+@on_ranks(2)
+def test_options_have_the_effect_that_they_have_unsharded(name):
     kind, options = OPTIONS[name]
 
     def make(net):
         own = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in options.items()}
         return kind(net.parameters(), **{"lr": 0.01, **own})
 
-    plain, cut = train_alike(odd(), make, square)
+    plain, cut = train_alike(make)
     same_full(cut.full_state_dict(), plain)
     rates = [each.param_groups[0]["lr"] for each in (plain, cut)]
     assert rates[0] == rates[1] < 0.01
     assert type(rates[0]) is type(rates[1]) is type(options.get("lr", 0.01))
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.wide
 @pytest.mark.mpis("mpich")
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_have_the_effect_that_they_have_unsharded(world, name):
-    world.run(option_trains, name)
-
-
-def compiled_step_trains():
-    hvd.init()
-
-    def make(net):
-        return torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-
-    def loss(net, step):
-        return net(torch.ones(2, 5) * (hvd.rank() + step)).square().mean()
-
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 3))
-    alone = copy.deepcopy(net)
-    plain = hvd.DistributedOptimizer(make(alone))
-    cut = hvd.DistributedOptimizer(make(net), shard=True)
+@on_ranks(2)
+def test_a_compiled_step_has_the_bits_of_an_unsharded_one():
+    pair = Pair(functools.partial(optimizer_of, "momentum"))
 
     @torch.compile(backend="eager")
     def compiled_step():
-        cut.step()
+        pair.cut.step()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what Dynamo can't trace, and so runs as it is
         for step in range(3):
-            for model, optimizer, make_step in (
-                (alone, plain, plain.step),
-                (net, cut, compiled_step),
-            ):
-                optimizer.zero_grad()
-                loss(model, step).backward()
-                make_step()
-            assert differences(net, alone) == [], step
-
-
-@pytest.mark.wide
-@pytest.mark.ranks(2)
-@pytest.mark.mpis("mpich")
-def test_a_compiled_step_has_the_bits_of_an_unsharded_one(world):
-    world.run(compiled_step_trains, limit_s=120)
+            pair.backward(step)
+            pair.plain.step()
+            compiled_step()
+            pair.compare(f"after step {step}")

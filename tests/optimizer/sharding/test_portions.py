@@ -1,24 +1,18 @@
 """What the wrapped optimizer is given at a time: portions of what a rank owns."""
 
-import copy
 import itertools
 
 import pytest
 import torch
 
-import hvdlite as hvd
 from hvdlite.optimizer.sharding import division
 from hvdlite.optimizer.sharding.division import ALIGNMENT_ELEMS, Part
-from hvdlite.optimizer.sharding.state_dicts import MARK
-from tests.optimizer.sharding.alike import same_full
-from tests.optimizer.sharding.models import differences, odd, optimizer_of, portions_of
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.models import odd, portions_of
 from tests.optimizer.sharding.test_bits import trains_alike
-from tests.optimizer.sharding.test_checkpoints import sharded, through_a_file, train
+from tests.optimizer.sharding.test_checkpoints import sharded
 
 SIZE = 128  # elements of float32
-
-
-# ---- the cuts ----
 
 
 @pytest.mark.parametrize("begin", [0, 64, 100, 1000])
@@ -42,16 +36,6 @@ def test_portions_cover_a_part_in_about_equal_sizes_cut_at_multiples_of_64(begin
         assert division.portions_of(part, param, {"fused": True}) == [part]
 
 
-# ---- training ----
-
-
-def trains_in_portions(name, *arguments):
-    with portions_of(SIZE):
-        return trains_alike(name, *arguments)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.hosts("2,1")
 @pytest.mark.mpis("mpich")
 @pytest.mark.wide_in("2,1")
 @pytest.mark.parametrize(
@@ -63,13 +47,15 @@ def trains_in_portions(name, *arguments):
         ("momentum", (True, False, "bfloat16")),
     ],
 )
-def test_a_step_in_portions_has_the_bits_of_the_unsharded_one(world, name, arguments):
-    world.run(trains_in_portions, name, *arguments)
+@on_ranks(2, hosts=("2,1",))
+def test_a_step_in_portions_has_the_bits_of_the_unsharded_one(name, arguments):
+    with portions_of(SIZE):
+        trains_alike(name, *arguments)
 
 
-def gradients_and_state():
-    """The optimizer's state is in portions, and the gradients are not."""
-    hvd.init()
+@pytest.mark.mpis("mpich")
+@on_ranks(2)
+def test_state_is_kept_by_portions_and_sharded_grad_gives_all_of_a_part():
     net = odd()
     optimizer = sharded("AdamW", net)
     with portions_of(SIZE):
@@ -88,52 +74,3 @@ def gradients_and_state():
     own = [key.numel() for key in keys if key.data_ptr() < net.mix.weight[-1, -1:].data_ptr()]
     assert sum(own) == size
     assert max(own) < 2 * SIZE
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.mpis("mpich")
-def test_state_is_kept_by_portions_and_sharded_grad_gives_all_of_a_part(world):
-    world.run(gradients_and_state)
-
-
-# ---- checkpoints ----
-
-
-def loads_other_portions(saves_small, as_before):
-    """A shard that was saved in some portions goes on in others: alone, and with all the others."""
-    hvd.init()
-    rank = hvd.rank()
-    sizes = (SIZE, 1 << 20) if saves_small else (1 << 20, SIZE)
-    alone, net = odd(), odd()
-    plain = optimizer_of("Adam", alone)
-    optimizer = sharded("Adam", net)
-    train(alone, plain, range(3))
-    with portions_of(sizes[0]):
-        train(net, optimizer, range(3), rank == 0)
-    model = copy.deepcopy(net.state_dict())
-    own = through_a_file(optimizer.state_dict())
-    if as_before:
-        # As it was saved before there were portions.
-        assert own[MARK].pop("portions") == own[MARK]["cut"][rank]
-    shards = hvd.allgather_object(own)
-    train(alone, plain, range(3, 6))
-    for given in (own, shards):
-        net = odd()
-        net.load_state_dict(model)
-        optimizer = sharded("Adam", net)
-        optimizer.load_state_dict(given)
-        with portions_of(sizes[1]):
-            train(net, optimizer, range(3, 6), rank == 0)
-        largest = max(key.numel() for key in optimizer.state)
-        assert (largest > 2 * SIZE) is saves_small
-        assert differences(net, alone) == []
-        same_full(optimizer.full_state_dict(), plain)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.mpis("mpich")
-@pytest.mark.parametrize(
-    ("saves_small", "as_before"), [(True, False), (False, False), (False, True)]
-)
-def test_a_shard_loads_where_portions_are_others(world, saves_small, as_before):
-    world.run(loads_other_portions, saves_small, as_before)

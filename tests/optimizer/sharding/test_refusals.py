@@ -5,105 +5,91 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.models import sgd
 
 
-def line():
-    torch.manual_seed(1)
-    return nn.Linear(40, 3)
+def backward(net):
+    net(torch.ones(1, 40, dtype=net.weight.dtype)).sum().backward()
 
 
-def refuses_arguments():
-    hvd.init()
-    net = line()
-    with pytest.raises(ValueError, match="expected True, False or"):
-        hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), shard="hosts")
-    with pytest.raises(ValueError, match="op=Adasum"):
-        hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), op=hvd.Adasum, shard=True)
-    with pytest.raises(ValueError, match="LBFGS can't be sharded"):
-        hvd.DistributedOptimizer(torch.optim.LBFGS(net.parameters()), shard=True)
-    optimizer = torch.optim.Adam(net.parameters(), differentiable=True)
-    with pytest.raises(ValueError, match="Adam with differentiable=True can't be sharded"):
-        hvd.DistributedOptimizer(optimizer, shard=True)
+@on_ranks(1)
+def test_arguments_that_do_not_go_together_are_refused():
+    net = nn.Linear(40, 3)
+    inner = torch.optim.SGD(net.parameters())
+    differentiable = torch.optim.Adam(net.parameters(), differentiable=True)
+    for optimizer, options, text in (
+        (inner, {"shard": "hosts"}, "expected True, False or"),
+        (inner, {"shard": True, "op": hvd.Adasum}, "op=Adasum"),
+        (torch.optim.LBFGS(net.parameters()), {"shard": True}, "LBFGS can't be sharded"),
+        (differentiable, {"shard": True}, "Adam with differentiable=True can't be sharded"),
+        (
+            inner,
+            {"overlap_forward": net},
+            'overlap_forward=Linear needs shard=True or shard="host"',
+        ),
+        (inner, {"overlap_forward": nn.ReLU(), "shard": True}, "none of the optimizer's 2 param"),
+        (inner, {"overlap_forward": net.weight, "shard": True}, "expected the model, a torch.nn"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, **options)
 
 
-@pytest.mark.ranks(1)
-def test_arguments_that_do_not_go_together_are_refused(world):
-    world.run(refuses_arguments)
-
-
-def differ():
-    hvd.init()
-    net = line()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), shard=hvd.rank() == 0)
+@on_ranks(2)
+def test_ranks_that_shard_differently_get_the_same_error():
+    net = nn.Linear(40, 3)
+    optimizer = sgd(net.parameters(), shard=hvd.rank() == 0)
     with pytest.raises(hvd.HorovodInternalError, match="shard=True on rank 0, shard=False on rank"):
-        net(torch.ones(1, 40)).sum().backward()
+        backward(net)
     del optimizer
 
 
-@pytest.mark.ranks(2)
-def test_ranks_that_shard_differently_get_the_same_error(world):
-    world.run(differ)
-
-
-def shares_too_late():
-    hvd.init()
-    net = line()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()))
+@on_ranks(2)
+def test_parameters_that_are_shared_too_late_are_an_error_at_the_step():
+    net = nn.Linear(40, 3)
+    optimizer = sgd(net.parameters())
     hvd.share_parameters(net)
-    net(torch.ones(1, 40)).sum().backward()
+    backward(net)
     with pytest.raises(RuntimeError, match=r"before hvd\.DistributedOptimizer"):
         optimizer.step()
 
 
-def unshares():
-    hvd.init()
-    net = line()
+@on_ranks(2)
+def test_parameters_that_are_shared_no_longer_are_an_error_at_the_step():
+    net = nn.Linear(40, 3)
     hvd.share_parameters(net)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), net.named_parameters())
-    net(torch.ones(1, 40)).sum().backward()
+    optimizer = sgd(net.parameters(), names=net.named_parameters())
+    backward(net)
     optimizer.step()
     net.to(torch.float64)
-    net(torch.ones(1, 40, dtype=torch.float64)).sum().backward()
+    backward(net)
     with pytest.raises(RuntimeError, match="'weight' was placed into shared memory"):
         optimizer.step()
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("case", [shares_too_late, unshares])
-def test_parameters_that_are_shared_too_late_or_no_longer_are_an_error_at_the_step(world, case):
-    world.run(case)
-
-
-def joins():
-    hvd.init()
-    net = line()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters()), shard=True)
+@on_ranks(2)
+def test_a_rank_that_has_joined_owns_parameters_that_nobody_updates():
+    net = nn.Linear(40, 3)
+    optimizer = sgd(net.parameters(), shard=True)
     for _ in range(2):
         optimizer.zero_grad()
-        net(torch.ones(1, 40)).sum().backward()
+        backward(net)
         optimizer.step()
-    if hvd.rank() == 1:
-        hvd.join()
-        return
-    optimizer.zero_grad()
-    with pytest.raises(hvd.HorovodInternalError, match=r"a rank has called hvd\.join"):
-        net(torch.ones(1, 40)).sum().backward()
+    if hvd.rank() == 0:
+        optimizer.zero_grad()
+        with pytest.raises(hvd.HorovodInternalError, match=r"a rank has called hvd\.join"):
+            backward(net)
     hvd.join()
 
 
-@pytest.mark.ranks(2)
-def test_a_rank_that_has_joined_owns_parameters_that_nobody_updates(world):
-    world.run(joins)
-
-
-def again():
-    hvd.init()
-    net = line()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), shard=True)
+@on_ranks(2)
+def test_a_gradient_is_reduced_once_per_step_and_each_element_has_one_owner():
+    net = nn.Linear(40, 3)
+    optimizer = sgd(net.parameters(), shard=True)
     for _ in range(2):
-        net(torch.ones(1, 40)).sum().backward()
+        backward(net)
         with pytest.raises(RuntimeError, match="already reduced in this step"):
-            net(torch.ones(1, 40)).sum().backward()
+            backward(net)
         parts = optimizer.sharded_grad(net.weight)
         assert all(len(part.grad) == part.end - part.begin for part in parts)
         owned = hvd.allreduce(torch.tensor(sum(len(p.grad) for p in parts)), op=hvd.Sum)
@@ -112,20 +98,21 @@ def again():
         assert optimizer.sharded_grad(net.weight) == ()
 
 
-@pytest.mark.ranks(2)
-def test_a_gradient_is_reduced_once_per_step_and_each_element_has_one_owner(world):
-    world.run(again)
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
-def repeats(shared, where):
-    hvd.init()
-    net = line()
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("where", ["pre", "post"])
+@on_ranks(2)
+def test_a_step_that_one_rank_alone_repeats_is_an_error_and_hangs_nobody(shared, where):
+    net = nn.Linear(40, 3)
     if shared:
         hvd.share_parameters(net)
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(net.parameters()), shard=True)
     for step in range(3):
         optimizer.zero_grad()
-        net(torch.ones(1, 40)).sum().backward()
+        backward(net)
         if step == 2 and hvd.rank() == 1:
             hook = getattr(optimizer, f"register_step_{where}_hook")(interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -140,18 +127,7 @@ def repeats(shared, where):
     assert sums[0] == sums[1]
     optimizer.zero_grad()
     with pytest.raises(hvd.HorovodInternalError, match="different backward passes"):
-        net(torch.ones(1, 40)).sum().backward()
+        backward(net)
     optimizer.zero_grad()
-    net(torch.ones(1, 40)).sum().backward()
+    backward(net)
     optimizer.step()
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("where", ["pre", "post"])
-def test_a_step_that_one_rank_alone_repeats_is_an_error_and_hangs_nobody(world, shared, where):
-    world.run(repeats, shared, where)

@@ -1,7 +1,8 @@
-"""Shards of an optimizer's state: cut, united, cut anew; marked, checked, saved and loaded."""
+"""Shards of an optimizer's state: cut, united, cut anew; marked, checked and loaded."""
 
+import copy
 import dataclasses
-import io
+import functools
 import re
 
 import pytest
@@ -11,34 +12,23 @@ from hypothesis import strategies as st
 
 from hvdlite.optimizer.sharding.division import Part
 from hvdlite.optimizer.sharding.pieces import Whole, part_of_state, recut, same, shaped_state
-from hvdlite.optimizer.sharding.state_dicts import (
-    MARK,
-    ShardStateDict,
-    loaded,
-    shard_state_dict,
-)
+from hvdlite.optimizer.sharding.state_dicts import MARK, loaded, shard_state_dict
 from tests.optimizer.sharding import cuts
 from tests.optimizer.sharding.cuts import assert_same_state
+from tests.optimizer.sharding.models import OPTIMIZERS
 
-KINDS = {
-    "Adam": lambda params: torch.optim.Adam(params),
-    "AdamW amsgrad": lambda params: torch.optim.AdamW(params, amsgrad=True),
-    "SGD momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-    "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
-    "RMSprop": lambda params: torch.optim.RMSprop(params, centered=True),
-    "Adagrad": lambda params: torch.optim.Adagrad(params),
-    "ASGD": lambda params: torch.optim.ASGD(params),
-    "NAdam": lambda params: torch.optim.NAdam(params),
-    "Rprop": lambda params: torch.optim.Rprop(params),
-}
+
+def make(name, params):
+    kind, options = OPTIMIZERS[name]
+    return kind(params, **options)
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.data(), cuts.shapes, st.sampled_from(list(KINDS)))
+@given(st.data(), cuts.shapes, st.sampled_from(list(OPTIMIZERS)))
 def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, kind):
     params = cuts.params_of(shapes, data.draw(st.sets(st.integers(0, len(shapes) - 1))))
     wholes = cuts.wholes_of(params)
-    full = cuts.trained(params, KINDS[kind]).state_dict()
+    full = cuts.trained(params, functools.partial(make, kind)).state_dict()
     shards = cuts.shards_of(full, data.draw(cuts.cuts(wholes)), wholes)
     # As if the parameters of the second training had another memory format.
     transposed = data.draw(st.sets(st.integers(0, len(shapes) - 1)))
@@ -55,7 +45,7 @@ def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, k
 def test_a_rank_needs_only_the_shards_that_have_its_elements(data, shapes):
     params = cuts.params_of(shapes)
     wholes = cuts.wholes_of(params)
-    full = cuts.trained(params, KINDS["Adam"]).state_dict()
+    full = cuts.trained(params, torch.optim.Adam).state_dict()
     before = data.draw(cuts.cuts(wholes))
     shards = cuts.shards_of(full, before, wholes)
     left_out = data.draw(st.integers(0, len(shards) - 1))
@@ -121,122 +111,93 @@ def test_the_state_of_another_model_is_no_state_of_a_part():
         part_of_state(state, Whole("w", (2, 3), (3, 1)), 0, 2)
 
 
-def case(owners=3, make=KINDS["Adam"]):
+def shards_of(owners):
+    """The state of two parameters, its shards, and what their owners are."""
     params = cuts.params_of([(2, 3), (5,)])
     wholes = cuts.wholes_of(params)
-    full = cuts.trained(params, make).state_dict()
+    full = cuts.trained(params, torch.optim.Adam).state_dict()
     cut = cuts.halves(wholes, owners)
-    shards = cuts.shards_of(full, cut, wholes)
-    return params, full, shards, cuts.shardings(wholes, cut)
+    return full, cuts.shards_of(full, cut, wholes), cuts.shardings(wholes, cut)
 
 
-def test_a_shard_survives_a_file_that_is_read_with_weights_only():
-    _, full, shards, own = case()
-    file = io.BytesIO()
-    torch.save({"optimizer": shards[1], "epoch": 3}, file)
-    file.seek(0)
-    read = torch.load(file, weights_only=True)["optimizer"]
-    assert type(read) is ShardStateDict
-    assert read[MARK] == shards[1][MARK]
-    _, groups, states = loaded(read, own[1])
-    assert same(states, loaded(full, own[1])[2])
-    assert groups[0]["lr"] == 0.001
+FULL, SHARDS, OWN = shards_of(3)
+_, OF_TWO, OWN_OF_TWO = shards_of(2)
 
 
 def test_a_plain_optimizer_refuses_a_shard_also_one_of_which_a_framework_made_a_plain_dict():
-    params, _, shards, own = case()
-    plain = torch.optim.Adam(params)
+    plain = torch.optim.Adam(cuts.params_of([(2, 3), (5,)]))
     with pytest.raises(ValueError, match=r"shard 1 of 3 of the state .*full_state_dict\(\) gives"):
-        plain.load_state_dict(shards[1])
+        plain.load_state_dict(SHARDS[1])
     with pytest.raises(ValueError, match="parameter group that doesn't match the size"):
-        plain.load_state_dict(dict(shards[1]))
+        plain.load_state_dict(dict(SHARDS[1]))
     # For a sharded one it is the shard.
-    assert same(loaded(dict(shards[1]), own[1]), loaded(shards[1], own[1]))
+    assert same(loaded(dict(SHARDS[1]), OWN[1]), loaded(SHARDS[1], OWN[1]))
 
 
 def changed(**changes):
-    """Its own shard, for an optimizer with these changes."""
-    _, _, shards, own = case()
-    return shards[0], dataclasses.replace(own[0], **changes)
+    """The first owner, with these changes."""
+    return dataclasses.replace(OWN[0], **changes)
 
 
-def of_other(name, shape, stride):
-    return changed(wholes=(Whole("p0", (2, 3), (3, 1)), Whole(name, shape, stride)))
-
-
-def everything(given, own):
-    """The shards of all owners, and the full state, for the same optimizer."""
-    return case()[2], own
-
-
+P0, P1 = OWN[0].wholes
+OTHER_ORDER = changed(wholes=(Whole("p0", (2, 3), (1, 2)), P1))
+OTHER_NAME = changed(wholes=(P0, Whole("x", (5,), (1,))))
+OTHER_SHAPE = changed(wholes=(P0, Whole("p1", (6,), (1,))))
+TWO_GROUPS = changed(group_sizes=(1, 1))
+SHAPES = "'p1' of shape [5] there, and 'p1' of shape [6] here"
 GROUPS = "has 1 parameter group with [2] parameters, and this optimizer 2 with [1, 1]"
-OF_ALL = "list of the shards of all 3 owners, optimizer.load_state_dict([torch.load(file) for"
-REFUSED = {
-    "is that of owner 0 of 3, and this rank is owner 1 (counted from 0)": [
-        lambda: (case()[2][0], case()[3][1])
-    ],
-    f"the shard is one of 3, and here 2 ranks share the state: on every rank, give "
-    f"load_state_dict a {OF_ALL}": [lambda: (case(3)[2][0], case(2)[3][0])],
-    "lay in memory in another order (memory_format)": [
-        lambda: changed(wholes=(Whole("p0", (2, 3), (1, 2)), Whole("p1", (5,), (1,))))
-    ],
-    "the shard is of the optimizer Adam, and this one is SGD": [lambda: changed(optimizer="SGD")],
-    "'p1' of shape [5] there, and 'p1' of shape [6] here": [
-        lambda: of_other("p1", (6,), (1,)),
-        lambda: everything(*of_other("p1", (6,), (1,))),
-    ],
-    "'p1' of shape [5] there, and 'x' of shape [5] here": [lambda: of_other("x", (5,), (1,))],
-    GROUPS: [
-        lambda: changed(group_sizes=(1, 1)),
-        lambda: everything(*changed(group_sizes=(1, 1))),
-        lambda: (case()[1], changed(group_sizes=(1, 1))[1]),
-    ],
-    "are cut anywhere, and here they are dealt out whole": [lambda: changed(dealt_whole=True)],
-    "were not saved together: one has 3 owners, another 2": [
-        lambda: ([case(3)[2][0], case(2)[2][1]], case()[3][0])
-    ],
-    "has version 9 of the format, and this hvdlite reads version 1": [
-        lambda: ({MARK: {"version": 9}}, case()[3][0])
-    ],
-    "expected what optimizer.state_dict() or full_state_dict()": [
-        lambda: (3, case()[3][0]),
-        lambda: ([], case()[3][0]),
-        lambda: ([{}], case()[3][0]),
-    ],
-    "full_state_dict() gives {} on all ranks but rank 0": [lambda: ({}, case()[3][0])],
-}
+FORMAT = "has version 9 of the format, and this hvdlite reads version 1"
+EXPECTED = "expected what optimizer.state_dict() or full_state_dict()"
+OF_ALL = (
+    "the shard is one of 3, and here 2 ranks share the state: on every rank, give load_state_dict "
+    "a list of the shards of all 3 owners, optimizer.load_state_dict([torch.load(file) for"
+)
+REFUSED: tuple[tuple[object, object, str], ...] = (
+    (SHARDS[0], OWN[1], "is that of owner 0 of 3, and this rank is owner 1 (counted from 0)"),
+    (SHARDS[0], OWN_OF_TWO[0], OF_ALL),
+    (SHARDS[0], OTHER_ORDER, "lay in memory in another order (memory_format)"),
+    (SHARDS[0], changed(optimizer="SGD"), "is of the optimizer Adam, and this one is SGD"),
+    (SHARDS[0], OTHER_NAME, "'p1' of shape [5] there, and 'x' of shape [5] here"),
+    (SHARDS[0], OTHER_SHAPE, SHAPES),
+    (SHARDS, OTHER_SHAPE, SHAPES),
+    (SHARDS[0], TWO_GROUPS, GROUPS),
+    (SHARDS, TWO_GROUPS, GROUPS),
+    (FULL, TWO_GROUPS, GROUPS),
+    (SHARDS[0], changed(dealt_whole=True), "are cut anywhere, and here they are dealt out whole"),
+    ([SHARDS[0], OF_TWO[1]], OWN[0], "were not saved together: one has 3 owners, another 2"),
+    ({MARK: {"version": 9}}, OWN[0], FORMAT),
+    (3, OWN[0], EXPECTED),
+    ([], OWN[0], EXPECTED),
+    ([{}], OWN[0], EXPECTED),
+    ({}, OWN[0], "full_state_dict() gives {} on all ranks but rank 0"),
+)
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_does_not_fit_is_refused_with_the_reason(words):
-    for make in REFUSED[words]:
-        with pytest.raises(ValueError, match=re.escape(words)):
-            loaded(*make())
+@pytest.mark.parametrize(("saved", "own", "words"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_what_does_not_fit_is_refused_with_the_reason(saved, own, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        loaded(saved, own)
 
 
 def test_a_rank_takes_the_cut_of_its_shard():
-    _, _, shards, own = case()
-    other = dataclasses.replace(own[0], division=own[1].division)
-    division, _, states = loaded(shards[0], other)
-    assert division == own[0].division
-    assert same(states, loaded(shards[0], own[0])[2])
+    division, _, states = loaded(SHARDS[0], changed(division=OWN[1].division))
+    assert division == OWN[0].division
+    assert same(states, loaded(SHARDS[0], OWN[0])[2])
 
 
 def test_names_count_only_where_both_have_some():
-    _, _, shards, own = case()
-    unnamed = tuple(
+    unnamed = (
         dataclasses.replace(whole, name=f"parameter {index}")
-        for index, whole in enumerate(own[0].wholes)
+        for index, whole in enumerate(OWN[0].wholes)
     )
-    loaded(shards[0], dataclasses.replace(own[0], wholes=unnamed))
+    loaded(SHARDS[0], changed(wholes=tuple(unnamed)))
 
 
 def test_hosts_may_have_divided_the_state_in_different_ways():
-    _, full, shards, own = case()
-    _, _, others, _ = case(2)
-    for shard in (*shards, *others):
+    shards = copy.deepcopy([*OF_TWO, *SHARDS])
+    for shard in shards:
         shard[MARK]["in_hosts"] = True
-    assert same(loaded([*others, *shards], own[1])[2], loaded(full, own[1])[2])
+    assert same(loaded(shards, OWN[1])[2], loaded(FULL, OWN[1])[2])
 
 
 def test_parameters_that_are_dealt_whole_keep_a_state_of_any_shape():

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from tests.optimizer.sharding.alike import same_full
+from tests.harness.on_ranks import on_ranks
+from tests.optimizer.sharding.alike import same_full, wrapped
+from tests.optimizer.sharding.models import differences
 
-SHARDS = [
-    True,
-    pytest.param("host", marks=pytest.mark.wide),
-    pytest.param(False, marks=pytest.mark.wide),
-]
+WIDE = pytest.mark.wide
 
 
 class Undivided(nn.Module):
@@ -33,32 +31,30 @@ class Undivided(nn.Module):
         return self.dense(self.table(rows) @ (self.gaps @ self.gaps.T)).square().mean()
 
 
-def optimizer_of(model, **arguments):
-    adagrad = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return hvd.DistributedOptimizer(adagrad, model.named_parameters(), **arguments)
+def adagrad(model):
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
 
 
-def train(models, optimizers, steps):
+def train(trainings, steps):
     for step in steps:
         generator = torch.Generator().manual_seed(100 * hvd.rank() + step)
         rows = torch.randint(40, (5,), generator=generator)
-        for model, optimizer in zip(models, optimizers, strict=True):
+        for model, optimizer in trainings:
             optimizer.zero_grad()
             model(rows).backward()
             optimizer.step()
-    assert all(
-        torch.equal(p, q)
-        for model in models
-        for p, q in zip(model.parameters(), models[0].parameters(), strict=True)
-    )
+    assert not any(differences(model, trainings[0][0]) for model, _ in trainings)
 
 
-def keeps_the_leaders(shard):
+@pytest.mark.parametrize(
+    "shard", [True, pytest.param("host", marks=WIDE), pytest.param(False, marks=WIDE)]
+)
+@on_ranks(hosts=("2,1",))
+def test_the_state_of_shared_parameters_is_that_of_the_rank_which_updates(shard):
     warnings.simplefilter("ignore")  # torch's, of sparse tensors
-    hvd.init()
     alone, net = Undivided(shared=False), Undivided(shared=True)
-    plain, optimizer = optimizer_of(alone), optimizer_of(net, shard=shard)
-    train([alone, net], [plain, optimizer], range(2))
+    plain, optimizer = wrapped(adagrad, alone), wrapped(adagrad, net, shard=shard)
+    train([(alone, plain), (net, optimizer)], range(2))
     same_full(optimizer.full_state_dict(), plain)
     # Adagrad has made a state on every rank, and only one per host goes on with it.
     assert (net.table.weight in optimizer.state) == (hvd.local_rank() == 0)
@@ -69,22 +65,15 @@ def keeps_the_leaders(shard):
     values = copy.deepcopy(alone.state_dict())
     # Where parameters are not shared, every rank needs the state that one had.
     given = (own, shards) if shard else (full,)
-    models = [alone]
-    optimizers = [plain]
+    trainings = [(alone, plain)]
     for state in given:
         for shared in (True, False):
             model = Undivided(shared)
             model.load_state_dict(values)
-            models.append(model)
-            optimizers.append(optimizer_of(model, shard=shard))
-            optimizers[-1].load_state_dict(copy.deepcopy(state))
-    train(models, optimizers, range(2, 4))
-    for each, model in zip(optimizers[1:], models[1:], strict=True):
+            optimizer = wrapped(adagrad, model, shard=shard)
+            optimizer.load_state_dict(copy.deepcopy(state))
+            trainings.append((model, optimizer))
+    train(trainings, range(2, 4))
+    for model, optimizer in trainings[1:]:
         if shard or hvd.is_shared(model.table.weight):
-            same_full(each.full_state_dict(), plain)
-
-
-@pytest.mark.hosts("2,1")
-@pytest.mark.parametrize("shard", SHARDS)
-def test_the_state_of_shared_parameters_is_that_of_the_rank_which_updates(world, shard):
-    world.run(keeps_the_leaders, shard)
+            same_full(optimizer.full_state_dict(), plain)
