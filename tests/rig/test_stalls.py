@@ -61,7 +61,7 @@ def test_a_host_that_is_cut_off_is_reported_and_ends_the_wait(rig, python, first
             said.append(line.rstrip())
             if line.endswith("over\n"):
                 break
-    waited = r"has waited \d+ s for server2, which does not answer"
+    waited = r"\(<string>:\d+\) has waited \d+ s for server2, which does not answer"
     for i in range(12):
         assert any(re.search(f"hvdlite: allreduce 'late {i}' {waited}", line) for line in said), (
             said
@@ -95,7 +95,8 @@ def test_hvdrun_shows_where_the_ranks_of_all_hosts_are(rig, hvdrun, python, rank
     assert done.code == 1, done
     others = "1-3" if rank == 0 else "0-2"
     assert re.search(
-        r"hvdrun: where the ranks are that allreduce 'loss' waits for, and those in it:\n"
+        r"hvdrun: where the ranks are that allreduce 'loss' \(lost.py:11\) waits for, "
+        r"and those in it:\n"
         rf"    rank {rank} on server[12] sleeps: python {script} \(process \d+\)\n"
         rf"        {script}:5 in load\n        {script}:10 in <module>\n"
         rf"    ranks {others} on server1, server2\n"

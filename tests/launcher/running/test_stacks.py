@@ -40,7 +40,8 @@ def main():
 main()
 """
 REPORT = (
-    r"hvdrun: where the ranks are that allreduce 'loss' \(train.py:21\) waits for, and those in it:\n"
+    r"hvdrun: where the ranks are that allreduce 'loss' \(train.py:21\) waits for, "
+    r"and those in it:\n"
     r"    rank 1 on localhost {does}: .*\(process \d+\)\n{stack}"
     r"    ranks 0,2 on localhost\n"
     r"        hvdlite/collectives/allreduce.py:\d+ in allreduce\n"
@@ -121,7 +122,8 @@ def test_of_ranks_in_different_operations_both_orders_are_shown(started):
     if "those in it:\n    ranks 0" in report:
         entries.reverse()  # rank 1 has reported
     expected = (
-        r"hvdrun: where the ranks are that allreduce '[xy]' \(train.py:18\) waits for, and those in it:\n"
+        r"hvdrun: where the ranks are that allreduce '[xy]' \(train.py:18\) waits for, "
+        r"and those in it:\n"
         + "".join(entries)
         + r"hvdrun: the last operation that ranks 0-2 have all ended is an unnamed barrier"
         + r" \(no\. \d+\)\n"
