@@ -70,6 +70,10 @@ class Said:
             found += [line for line in whole.split("\n") if line.startswith("hvdlite: ")]
         return found
 
+    def ever(self, text: str) -> bool:
+        """Whether some rank's process has said this, also before."""
+        return any(text.encode() in log.read_bytes() for log in self._logs)
+
     def about(self, operation: str) -> list[str]:
         """The reports of an operation such as "allreduce 'x'"."""
         return [line for line in self.lines() if line.startswith(f"hvdlite: {operation} has ")]
