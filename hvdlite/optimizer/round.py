@@ -2,7 +2,7 @@
 
 A round begins with the first gradient of a backward pass that communicates, or in `step`. Other
 ranks know of it when its first bucket starts. If the backward pass or `step` raises then, they wait
-for the rest of the round: the rank gives it up, that is, goes on to its end, and nobody uses the
+for the rest of the round. The rank gives it up: it runs the round to its end, and no rank uses the
 result.
 """
 
@@ -81,7 +81,7 @@ class Round:
         # The optimizers of which some rank has begun a round in the same backward, by their numbers
         # in the team; None: the positions are not known to differ.
         self.begun_anywhere: set[int] | None = None
-        # Some rank has given it up, so that nobody uses the result.
+        # Some rank has given it up: no rank uses the result.
         self.was_given_up = False
         # NaN and infinite gradients, in words, if they are looked for and some rank has them.
         self.not_finite: str | None = None

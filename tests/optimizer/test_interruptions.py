@@ -36,7 +36,6 @@ pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 ONE_BY_ONE = {"HVDLITE_BUCKET_BYTES": "0", "HVDLITE_FIRST_BUCKET_BYTES": "0"}
 PARAMS = 3
-STEPS = 4
 RAISING = 1  # the rank
 # What all ranks are told in the next step, if only some have made this one.
 PARTED = "the ranks are reducing gradients of different backward passes: "

@@ -72,7 +72,7 @@ class UnionInPlace(Arrival):
 
 class UnionInBucket(Arrival):
     """Of one bucket, between hosts, and of parameters on a GPU: in the memory of the gradients,
-    which nobody needs after the update."""
+    which are not needed after the update."""
 
     def __init__(self, bucket: CutBucket, team: Team, label: str, shards: Shards) -> None:
         super().__init__([slot.param for slot in bucket.slots])
