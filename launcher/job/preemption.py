@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-# How a rank ended that has left by itself, or that hvdrun has ended: by a signal.
-_IN_ORDER = re.compile(r"(late )?(asked )?code 0|asked signal \d+")
+# How a rank ended that has left by itself, that hvdrun has ended, or the batch system: Slurm sends
+# TERM to the ranks too, and one that is leaving already may die of it.
+_IN_ORDER = re.compile(r"(late )?(asked )?code 0|asked signal \d+|signal 15")
 
 
 class Preemption:

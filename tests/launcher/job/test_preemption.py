@@ -70,8 +70,9 @@ def test_a_job_that_ends_by_term_without_asking_does_not_run_again():
     assert found == (143, (), False)
 
 
-def test_ranks_that_hvdrun_had_to_kill_have_their_older_checkpoints():
-    found = verdict(*USUAL, *well(4.0, 0), *ended(22.0, "asked signal 9", 1, 2, 3), *over(22.1))
+@pytest.mark.parametrize("how", ["asked signal 9", "signal 15"])
+def test_ranks_that_hvdrun_or_the_scheduler_killed_have_their_older_checkpoints(how):
+    found = verdict(*USUAL, *well(4.0, 0), *ended(22.0, how, 1, 2, 3), *over(22.1))
     assert found == (143, (), True)
 
 
