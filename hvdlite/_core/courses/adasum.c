@@ -17,32 +17,18 @@
  * **children** of the operation. They are matched by its key. All sums are formed in float64. Scale
  * factors act as everywhere (reduce.h), before and after that. */
 #define _GNU_SOURCE
+#include "courses/adasum.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/phases.h"
 #include "base/sizes.h"
+#include "courses/phases.h"
+#include "engine/state.h"
 #include "kernels/reduce.h"
+#include "operations/operations.h"
 
 #define MAX_LEVELS 32
-
-struct hvdl_adasum {
-    int level, num_levels;
-    size_t elems;   /* of a slice */
-    double *slices; /* by member */
-    double *dots;   /* by pair of this level: a.b, |a|^2, |b|^2 */
-    char *result;   /* the own slice of it */
-};
-
-void hvdl_adasum_free(hvdl_adasum *adasum)
-{
-    if (!adasum)
-        return;
-    free(adasum->slices);
-    free(adasum->dots);
-    free(adasum->result);
-    free(adasum);
-}
 
 /* ---- the tree ---- */
 

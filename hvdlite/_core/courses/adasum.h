@@ -2,13 +2,10 @@
 #ifndef HVDL_ADASUM_H
 #define HVDL_ADASUM_H
 
-#include "engine/engine.h"
-
-typedef struct hvdl_adasum hvdl_adasum;
+#include "engine/state.h"
 
 /* A later step is over; text NULL: well. */
 hvdl_err hvdl_adasum_child_done(hvdl_engine *engine, hvdl_operation *operation,
                                 hvdl_operation *child, const char *text);
-void hvdl_adasum_free(hvdl_adasum *adasum);
 
 #endif

@@ -5,8 +5,9 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
-
+#include "courses/partials.h"
 #include "courses/phases.h"
+#include "engine/state.h"
 
 /* ---- who owns what: in elements of the buffer ---- */
 

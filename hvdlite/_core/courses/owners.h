@@ -18,8 +18,7 @@
 #ifndef HVDL_OWNERS_H
 #define HVDL_OWNERS_H
 
-#include "base/schedule.h"
-#include "engine/engine.h"
+#include "engine/state.h"
 
 /* Of a buffer, which may have 0 elements. hvdl_engine_owned (engine.h) says what a member owns of all. */
 uint64_t hvdl_owned_pieces(const hvdl_engine *engine, const hvdl_desc *desc);

@@ -7,15 +7,7 @@
 #ifndef HVDL_PARTIALS_H
 #define HVDL_PARTIALS_H
 
-#include "engine/engine.h"
-#include "host/passes.h"
-
-/* Of an operation. Written by partials.c. */
-typedef struct {
-    char *memory;  /* of this rail, by piece; NULL: this host's only partial lies where sums do */
-    size_t stride; /* bytes from a partial to the next one of the same piece */
-    bool scaled; /* the others' inputs have a factor, which is left out of those of a joined rank */
-} hvdl_partial_sums;
+#include "engine/state.h"
 
 bool hvdl_adds_along_tree(const hvdl_engine *engine, const hvdl_desc *desc);
 

@@ -9,18 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/phases.h"
 #include "base/sizes.h"
+#include "courses/phases.h"
+#include "courses/rows.h"
+#include "engine/state.h"
 
 hvdl_err hvdl_new_work(hvdl_operation *op, size_t bytes)
 {
     return posix_memalign((void **)&op->work, 64, bytes ? bytes : 1) ? HVDL_ENOMEM : HVDL_OK;
-}
-
-void hvdl_parts_free(hvdl_parts *parts)
-{
-    free(parts->pairs);
-    free(parts->host_places);
 }
 
 /* ---- how much goes from whom to whom ---- */

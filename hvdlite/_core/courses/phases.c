@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/state.h"
+
 static bool several_hosts(const hvdl_engine *e)
 {
     return e->config.num_hosts > 1;

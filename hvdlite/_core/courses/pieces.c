@@ -5,12 +5,18 @@
  * operations share the conveyor with others), and phase C begins when all that exchange have said
  * READY: both in the journal, so that the ranks of a host schedule all passes in the same order. */
 #define _GNU_SOURCE
+#include "courses/pieces.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "courses/phases.h"
-#include "matching/control.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/tags.h"
 #include "net/streams.h"
+#include "operations/operations.h"
 
 struct hvdl_running_exchange {
     hvdl_running_exchange *next;

@@ -1,10 +1,16 @@
 /* The course of reducescatter. */
 #define _GNU_SOURCE
+#include "courses/reducescatter.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/phases.h"
 #include "base/sizes.h"
+#include "courses/partials.h"
+#include "courses/phases.h"
+#include "engine/placement.h"
+#include "engine/state.h"
+#include "operations/facts.h"
 
 /* Piece k has a part of every member's share, so that all ranks of a host have something to add up in each
  * block, and all hosts in each exchange. Rail i exchanges the parts of the i-th rank of each host and, where
@@ -273,8 +279,3 @@ const hvdl_course hvdl_course_reducescatter = {
     .describe_exchange = reducescatter_describe_exchange,
     .settle = reducescatter_settle,
 };
-
-void hvdl_shares_free(hvdl_shares *shares)
-{
-    free(shares->begins);
-}

@@ -2,19 +2,13 @@
 #ifndef HVDL_REDUCESCATTER_H
 #define HVDL_REDUCESCATTER_H
 
-#include "base/schedule.h"
-#include "engine/engine.h"
-
-/* Written by reducescatter.c. */
-typedef struct {
-    size_t *begins; /* by member, and the end: elements */
-    size_t unit;    /* elements of each share that a piece takes: piece k those from k * unit on */
-} hvdl_shares;
+#include "engine/state.h"
 
 /* Of an operation that is posted with a tensor for each member: what is done in one go has to lie in one. Any
  * thread. */
 hvdl_err hvdl_join_inputs(const hvdl_engine *engine, hvdl_operation *operation);
 
-void hvdl_shares_free(hvdl_shares *shares);
+/* What a rank of a reducescatter gets. */
+hvdl_range hvdl_own_elems(const hvdl_engine *engine, const hvdl_operation *operation);
 
 #endif

@@ -3,8 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/phases.h"
 #include "base/sizes.h"
+#include "courses/partials.h"
+#include "courses/phases.h"
+#include "engine/state.h"
+#include "operations/facts.h"
 
 /* ---- what all have ---- */
 

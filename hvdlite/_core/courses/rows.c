@@ -3,11 +3,14 @@
  * gathered in the order of the hosts, as the exchange sends whole hosts; that is the result itself if it is one
  * tensor and the ranks of each host follow each other. */
 #define _GNU_SOURCE
+#include "courses/rows.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/phases.h"
 #include "base/sizes.h"
+#include "courses/phases.h"
+#include "engine/state.h"
 
 /* Bytes of each source in one share pass. */
 static size_t share_unit(const hvdl_engine *e)

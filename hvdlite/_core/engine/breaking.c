@@ -4,9 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "matching/control.h"
-
-/* ---- why ---- */
+#include "engine/state.h"
 
 static void record(hvdl_engine *e, int culprit, bool tells, const char *format, va_list arguments)
 {
@@ -81,36 +79,4 @@ void hvdl_note_gone(hvdl_engine *e, int rank)
     snprintf(failure->text, sizeof failure->text,
              "rank %d on %s has left (it called shutdown or ended); an operation needs every rank",
              hvdl_world_rank(e, rank), e->placement.name_of[rank]);
-}
-
-/* ---- failing everything ---- */
-
-void hvdl_fail_all(hvdl_engine *e, const char *text)
-{
-    size_t slot = 0;
-    hvdl_operation *op;
-    hvdl_abandon_all(e);
-    hvdl_stall_end(e);
-    hvdl_forget_announced(e);
-    while ((op = hvdl_queue_any(e, &slot))) {
-        hvdl_plan_forget_waiting(e, op);
-        hvdl_finish(e, op, text);
-    }
-}
-
-void hvdl_end_broken(hvdl_engine *e)
-{
-    hvdl_failure *failure = &e->failure;
-    if (!failure->broken || failure->ended)
-        return;
-    failure->ended = true;
-    if (failure->tells) {
-        /* The others wait for this rank: they must hear of it, since its process lives on. */
-        atomic_store(&e->shm.control->ranks[e->placement.local].left,
-                     HVDL_LEFT_BROKEN + (uint32_t)failure->culprit);
-        hvdl_shm_ring(&e->shm);
-        if (e->config.num_hosts > 1)
-            hvdl_control_leave(e, failure->culprit, false);
-    }
-    hvdl_fail_all(e, failure->text);
 }

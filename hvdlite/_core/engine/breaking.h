@@ -1,19 +1,8 @@
-/* The end of an engine: why its operations can't succeed any more, and failing them. */
+/* Why an engine's operations can't succeed any more. The driver. */
 #ifndef HVDL_BREAKING_H
 #define HVDL_BREAKING_H
 
-#include "engine/engine.h"
-
-/* Written by breaking.c. An engine is broken when data was under way as something went wrong: then also
- * what is matched fails. If a rank has only left, what is matched still ends well. */
-typedef struct {
-    char text[HVDL_TEXT_BYTES]; /* empty: operations can succeed */
-    int first_gone;             /* the first rank that left or died */
-    bool broken;
-    bool ended;  /* and everything has failed for it */
-    bool tells;  /* the other ranks learn of it from this one */
-    int culprit; /* the rank for which it was broken: this one, or one that has gone */
-} hvdl_failure;
+#include "engine/state.h"
 
 /* These record that the engine is broken, the first reason alone, and return: nothing is freed, nothing
  * fails before the sweep ends. Until then no operation succeeds any more, and no entry of the journal is
@@ -31,11 +20,5 @@ void hvdl_out_of_memory_in(hvdl_engine *engine, const hvdl_operation *operation)
 
 /* A rank has left in good order, or this one leaves: no new operation can succeed. */
 void hvdl_note_gone(hvdl_engine *engine, int rank);
-
-/* Fails all operations, if the engine was broken since the last call. After a sweep, and after anything
- * else that a driver did: when it stops driving, nothing of this is left to do. */
-void hvdl_end_broken(hvdl_engine *engine);
-/* Fails all operations; the engine must be broken. */
-void hvdl_fail_all(hvdl_engine *engine, const char *text);
 
 #endif

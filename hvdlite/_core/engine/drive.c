@@ -1,30 +1,30 @@
 /* Driving the engine: moving everything as far as it goes, waiting without holding a core, the progress
  * thread and the callers that wait. */
 #define _GNU_SOURCE
+#include "engine/drive.h"
+
 #include <sched.h>
 #include <signal.h>
 
+#include "courses/pieces.h"
+#include "engine/breaking.h"
+#include "engine/drain.h"
+#include "engine/failing.h"
+#include "engine/giving_up.h"
+#include "engine/state.h"
+#include "engine/waking.h"
+#include "matching/announcing.h"
 #include "matching/control.h"
 #include "matching/leaving.h"
+#include "matching/messages.h"
+#include "matching/replay.h"
 #include "net/streams.h"
-
-/* ---- waking ---- */
-
-void hvdl_wake_thread(hvdl_engine *e)
-{
-    hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
-    if (e->driving.has_thread && atomic_load(&e->driving.thread_idle)) {
-        atomic_fetch_add(&self->idle_bell, 1);
-        hvdl_futex_wake(&self->idle_bell);
-    }
-}
-
-void hvdl_wake_waiting(hvdl_engine *e)
-{
-    atomic_fetch_add(&e->driving.done_count, 1);
-    if (atomic_load(&e->driving.num_sleeping))
-        hvdl_futex_wake(&e->driving.done_count);
-}
+#include "operations/black_box.h"
+#include "transfers/transfers.h"
+#include "watching/circle.h"
+#include "watching/roll_call.h"
+#include "watching/stall.h"
+#include "watching/standstill.h"
 
 /* ---- driving ---- */
 
@@ -278,11 +278,6 @@ void hvdl_driving_stop(hvdl_engine *e)
     atomic_fetch_add(&e->shm.control->ranks[e->placement.local].idle_bell, 1);
     hvdl_futex_wake(&e->shm.control->ranks[e->placement.local].idle_bell);
     pthread_join(e->driving.thread, NULL);
-}
-
-bool hvdl_operation_done(const hvdl_operation *op)
-{
-    return atomic_load_explicit(&op->state, memory_order_acquire) >= HVDL_DONE;
 }
 
 bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)

@@ -2,30 +2,7 @@
 #ifndef HVDL_DRIVE_H
 #define HVDL_DRIVE_H
 
-#include <pthread.h>
-
-#include "engine/engine.h"
-
-/* Written by drive.c. */
-typedef struct {
-    pthread_mutex_t lock; /* the thread that holds it is the driver */
-    pthread_t thread;
-    bool has_thread; /* constant: also when the thread has ended */
-    _Atomic bool stop;
-    _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
-    _Atomic int num_sleeping;    /* of those, asleep on done_count */
-    _Atomic uint32_t done_count; /* futex: counts ended operations and drivers that left */
-    _Atomic uint64_t late_wakings; /* see hvdl_counters */
-    _Atomic bool busy;             /* there is background work: sends, releases */
-    _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
-    _Atomic bool
-        has_more; /* a roll call, a text to give up with, messages: set behind what tells of them */
-    /* the driver's */
-    uint64_t sweeps;
-    int idle_looks;         /* since anything moved */
-    uint64_t idle_since_ns; /* with other hosts: the first of them */
-    long pause_ns;
-} hvdl_driving;
+#include "engine/state.h"
 
 /* How often a rank that does nothing looks for what others want of it, and how long one that leaves
  * helps to end what is under way: longer, so that those have looked meanwhile. */
@@ -47,9 +24,5 @@ bool hvdl_sweep_twice(hvdl_engine *engine);
  * wanted: whether somebody else wants to drive. */
 void hvdl_pause(hvdl_engine *engine, bool (*wanted)(hvdl_engine *));
 bool hvdl_nobody(hvdl_engine *engine);
-
-void hvdl_wake_thread(hvdl_engine *engine);
-/* An operation has ended, or the driver has left: callers that sleep look again. */
-void hvdl_wake_waiting(hvdl_engine *engine);
 
 #endif

@@ -5,12 +5,13 @@
 
 #include <string.h>
 
-#include "matching/control.h"
-#include "watching/report.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/messages.h"
 
 /* GIVE_UP's arg: its host alone knows of it, and the leader tells the others. */
 #define TELL_HOSTS 1
-#define NO_REASON "the caller gave up"
 
 bool hvdl_giving_up_step(hvdl_engine *e)
 {
@@ -43,7 +44,7 @@ void hvdl_copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes)
     memcpy(to, from, length);
     to[length] = '\0';
     if (!length)
-        strcpy(to, NO_REASON);
+        strcpy(to, HVDL_NO_REASON);
 }
 
 void hvdl_read_give_up(hvdl_engine *e, const hvdl_entry *entry)
@@ -57,24 +58,4 @@ void hvdl_read_give_up(hvdl_engine *e, const hvdl_entry *entry)
             hvdl_send_message(e, h, &message, text, strlen(text) + 1);
         }
     hvdl_break_on_all(e, text);
-}
-
-void hvdl_engine_give_up(hvdl_engine *e, const char *text)
-{
-    pthread_mutex_lock(&e->giving_up.lock);
-    if (!*e->giving_up.text) {
-        hvdl_writer to = {e->giving_up.text, sizeof e->giving_up.text, 0};
-        hvdl_put(&to, "%s", *text ? text : NO_REASON);
-        if (e->config.num_ranks == 1)
-            hvdl_break_on_all(e, e->giving_up.text);
-        else
-            atomic_store(&e->giving_up.wanted, true);
-        atomic_store(&e->driving.has_more, true);
-    }
-    pthread_mutex_unlock(&e->giving_up.lock);
-    if (e->config.num_ranks == 1)
-        return;
-    hvdl_shm_kick(&e->shm);
-    hvdl_wake_thread(e);
-    hvdl_engine_poll(e);
 }

@@ -2,17 +2,9 @@
 #ifndef HVDL_GIVING_UP_H
 #define HVDL_GIVING_UP_H
 
-#include <pthread.h>
+#include "engine/state.h"
 
-#include "engine/engine.h"
-#include "host/shm.h"
-
-/* Written by giving_up.c: any thread. */
-typedef struct {
-    pthread_mutex_t lock;
-    char text[HVDL_TEXT_BYTES]; /* the first one; under `lock` */
-    _Atomic bool wanted;        /* the driver must announce it */
-} hvdl_giving_up;
+#define HVDL_NO_REASON "the caller gave up"
 
 /* The driver, if it is wanted. Returns true: it did something. */
 bool hvdl_giving_up_step(hvdl_engine *engine);

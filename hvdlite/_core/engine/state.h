@@ -10,108 +10,72 @@
 #ifndef HVDL_STATE_H
 #define HVDL_STATE_H
 
-#include "base/kinds.h"
-#include "courses/adasum.h"
-#include "matching/announcing.h"
-#include "engine/breaking.h"
-#include "watching/circle.h"
-#include "engine/drive.h"
 #include "engine/engine.h"
-#include "engine/giving_up.h"
-#include "watching/inquiries.h"
-#include "matching/join.h"
-#include "operations/black_box.h"
-#include "operations/operations.h"
-#include "courses/partials.h"
-#include "courses/pieces.h"
 #include "engine/placement.h"
-#include "operations/plans.h"
-#include "operations/queue.h"
-#include "operations/recording.h"
-#include "courses/reducescatter.h"
-#include "matching/replay.h"
+#include "matching/matching_state.h"
+#include "operations/operations_state.h"
+#include "transfers/transfers_state.h"
+#include "watching/circle.h"
+#include "watching/inquiries.h"
 #include "watching/roll_call.h"
-#include "courses/rows.h"
 #include "watching/silence.h"
 #include "watching/stall.h"
 #include "watching/standstill.h"
-#include "transfers/transfers.h"
 
-typedef struct hvdl_course hvdl_course;   /* phases.h */
-typedef struct hvdl_control hvdl_control; /* control.h */
-
-struct hvdl_operation {
-    /* set when posted */
-    hvdl_node by_key; /* in queue.in_flight */
-    hvdl_key key;
-    hvdl_desc desc;
-    char *name;
-    const char *site;  /* behind the name, in its memory; NULL: not known */
-    const char *words; /* the same: a posting's */
-    const char *input;
-    char *output;
-    const void **inputs; /* as posted, or NULL */
-    void **outputs;
-    int64_t rows;
-    int64_t *splits;      /* as posted, or NULL */
-    hvdl_extents extents; /* as posted */
-    void *owner;
-    bool has_weight; /* a run of a plan: see hvdl_plan_start */
-    hvdl_weight weight;
-    bool internal;           /* the engine's own */
-    bool unnamed;            /* its name was made for it, and never comes again */
-    hvdl_plan *plan;         /* that it is a run of, or makes */
-    hvdl_transfer *transfer; /* of a send or receive; else NULL */
-    uint64_t posted_ns;
-    uint64_t number;      /* among the operations of this engine; set before anything is recorded */
-    hvdl_operation *next; /* in the queue, in announcing.posts, or among the orphans */
-
-    _Atomic int state; /* release by the driver, acquire by the callers */
-    /* under queue.lock */
-    bool released; /* the caller has gone */
-    bool finished; /* the driver has gone */
-
+/* Written by drive.c. */
+typedef struct {
+    pthread_mutex_t lock; /* the thread that holds it is the driver */
+    pthread_t thread;
+    bool has_thread; /* constant: also when the thread has ended */
+    _Atomic bool stop;
+    _Atomic int num_waiting;     /* callers in hvdl_operation_wait: the thread leaves it to them */
+    _Atomic int num_sleeping;    /* of those, asleep on done_count */
+    _Atomic uint32_t done_count; /* futex: counts ended operations and drivers that left */
+    _Atomic uint64_t late_wakings; /* see hvdl_counters */
+    _Atomic bool busy;             /* there is background work: sends, releases */
+    _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
+    _Atomic bool
+        has_more; /* a roll call, a text to give up with, messages: set behind what tells of them */
     /* the driver's */
-    uint64_t ticket; /* in the black box; 0: it is not there */
-    char *error;
-    hvdl_meeting *meeting; /* from the moment it is matched on this host */
-    /* Of a run with weights: of how many elements, from the first on, the inputs are multiplied by the factors
-     * of the local ranks (NULL: 1.0 each), and the average by to_weighted. Written by weights.c. */
-    size_t num_weighted;
-    const double *factors;
-    double to_weighted;
-    const hvdl_course *course; /* once it has begun: see phases.h */
-    hvdl_progress progress;
-    hvdl_lateness stall;
-    bool pinned;  /* a message may still use its buffers: never hand them back */
-    char *zeros;  /* of a rank that has joined: its input and output */
-    bool counted; /* in its plan's num_active */
-    char *work;   /* the result, where it is not the caller's memory */
-    /* allgather, alltoall: rows that come from each rank; else what is said of a result */
-    int64_t *all_rows;
-    int num_rows;
-    hvdl_parts parts;
-    hvdl_shares shares; /* reducescatter */
-    hvdl_partial_sums partials;
-    /* Adasum: the operation that works for this one, and the one that this works for */
-    hvdl_adasum *adasum;
-    hvdl_operation *child, *parent;
-};
+    uint64_t sweeps;
+    int idle_looks;         /* since anything moved */
+    uint64_t idle_since_ns; /* with other hosts: the first of them */
+    long pause_ns;
+} hvdl_driving;
 
-/* What texts show of it: see hvdl_put_title. */
-static inline const char *hvdl_shown(const hvdl_operation *op)
-{
-    return op->words ? op->words : op->name;
-}
+/* Written by breaking.c. An engine is broken when data was under way as something went wrong: then also
+ * what is matched fails. If a rank has only left, what is matched still ends well. */
+typedef struct {
+    char text[HVDL_TEXT_BYTES]; /* empty: operations can succeed */
+    int first_gone;             /* the first rank that left or died */
+    bool broken;
+    bool ended;  /* and everything has failed for it */
+    bool tells;  /* the other ranks learn of it from this one */
+    int culprit; /* the rank for which it was broken: this one, or one that has gone */
+} hvdl_failure;
 
-static inline void hvdl_put_title_of(char *to, size_t room, const hvdl_operation *op)
-{
-    hvdl_put_title(to, room, hvdl_kind_name(op->desc.kind), op->words, hvdl_shown(op));
-}
+/* Written by giving_up.c: any thread. */
+typedef struct {
+    pthread_mutex_t lock;
+    char text[HVDL_TEXT_BYTES]; /* the first one; under `lock` */
+    _Atomic bool wanted;        /* the driver must announce it */
+} hvdl_giving_up;
+
+/* What happens below is told to the parts above by these: callbacks.c fills them. */
+typedef struct {
+    /* An operation is about to end; text NULL: well. Returns the text with which it ends, which may be in `room`. */
+    const char *(*ending)(hvdl_engine *engine, hvdl_operation *operation, const char *text,
+                          char room[HVDL_TEXT_BYTES]);
+    /* It has ended, and may be freed already: what its plan and the join need to know of it. */
+    void (*ended)(hvdl_engine *engine, const hvdl_ending *ending);
+    /* The coordinator of what has this key has an answer. goes_on: it is no error. */
+    void (*decided)(hvdl_engine *engine, hvdl_key key, bool goes_on);
+} hvdl_callbacks;
 
 struct hvdl_engine {
     hvdl_engine_config config; /* constant; its arrays are the placement's */
     hvdl_placement placement;
+    const hvdl_callbacks *callbacks;
     hvdl_shm shm;
     hvdl_conveyor conveyor;
     hvdl_wire wire;
@@ -140,16 +104,6 @@ struct hvdl_engine {
 
 /* ---- small facts ---- */
 
-static inline bool hvdl_makes_plan(const hvdl_operation *operation)
-{
-    return operation->desc.kind == HVDL_PLAN;
-}
-
-static inline bool hvdl_is_run(const hvdl_operation *operation)
-{
-    return operation->plan && !hvdl_makes_plan(operation);
-}
-
 static inline int hvdl_rank_of_local(const hvdl_engine *engine, int local)
 {
     return hvdl_member_of_host(&engine->placement, engine->placement.host, local);
@@ -164,11 +118,6 @@ static inline int hvdl_world_rank(const hvdl_engine *engine, int rank)
 static inline int hvdl_own_number(const hvdl_engine *engine)
 {
     return hvdl_world_rank(engine, engine->config.rank);
-}
-
-static inline size_t hvdl_desc_bytes(const hvdl_desc *desc)
-{
-    return (size_t)desc->count * hvdl_dtype_bytes(desc->dtype);
 }
 
 /* Whether an operation that is not matched can't be any more, as a rank has left: the engine's own go on

@@ -1,10 +1,15 @@
 /* What this rank appends to the journal: what was posted and released here, in that order. Called by
  * the driver. */
 #define _GNU_SOURCE
+#include "matching/announcing.h"
+
 #include <string.h>
 
+#include "engine/breaking.h"
 #include "engine/state.h"
 #include "matching/weights.h"
+#include "operations/facts.h"
+#include "watching/stall.h"
 
 struct hvdl_deferred {
     hvdl_deferred *next;
@@ -73,7 +78,7 @@ static size_t own_payload(const hvdl_engine *e, const hvdl_desc *desc)
     return is_heard ? hvdl_data_bytes(desc) : 0;
 }
 
-static void announce_post(hvdl_engine *e, hvdl_operation *op)
+void hvdl_announce_post(hvdl_engine *e, hvdl_operation *op)
 {
     struct {
         hvdl_post_body body;
@@ -119,44 +124,10 @@ void hvdl_announce_run(hvdl_engine *e, hvdl_operation *op)
     announce_both(e, op, head, NULL, 0, op->input, payload_bytes);
 }
 
-bool hvdl_drain_queue(hvdl_engine *e)
+void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
 {
-    if (!atomic_load_explicit(&e->queue.queued, memory_order_relaxed))
-        return false;
-    hvdl_operation *op, *next_op;
-    hvdl_plan *plan, *next_plan;
-    hvdl_queue_drain(&e->queue, &op, &plan);
-    for (; op; op = next_op) {
-        next_op = op->next;
-        op->next = NULL;
-        if (e->black_box.memory && !op->internal)
-            hvdl_box_write_posted(e, op);
-        hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
-        if (op->transfer)
-            hvdl_transfer_begin(e, op->transfer);
-        else if (hvdl_refuses(e, op->internal))
-            hvdl_finish(e, op, e->failure.text);
-        else if (op->desc.kind == HVDL_JOIN)
-            hvdl_join_post(e, op);
-        else if (!hvdl_is_run(op))
-            announce_post(e, op);
-        else if (op->plan->error)
-            hvdl_finish(e, op, op->plan->error);
-        else if (op->plan->ready)
-            hvdl_announce_run(e, op);
-        else
-            hvdl_plan_wait(e, op);
-    }
-    if (e->transfers.num_withdrawals)
-        hvdl_transfers_withdraw(e);
-    for (; plan; plan = next_plan) {
-        next_plan = plan->next;
-        if (plan->ready)
-            hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_RELEASE, .id = plan->id}, NULL, 0);
-        else
-            hvdl_plan_free(e, plan); /* its making failed: nobody else knows it */
-    }
-    return true;
+    hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)rank, .arg = clean};
+    hvdl_announce(e, entry, NULL, 0);
 }
 
 hvdl_operation *hvdl_next_announced(hvdl_engine *e)

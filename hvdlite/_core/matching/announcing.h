@@ -2,17 +2,7 @@
 #ifndef HVDL_ANNOUNCING_H
 #define HVDL_ANNOUNCING_H
 
-#include "base/kinds.h"
-#include "engine/engine.h"
-#include "host/shm.h"
-
-typedef struct hvdl_deferred hvdl_deferred;
-
-/* Written by announcing.c. */
-typedef struct {
-    hvdl_operation *posts, *posts_last;      /* in the journal, own entry not read yet, in order */
-    hvdl_deferred *deferred, *deferred_last; /* entries that found no room, or wait behind one */
-} hvdl_announcing;
+#include "engine/state.h"
 
 /* A POST entry's body; the site follows, padded, then tiny data. */
 typedef struct {
@@ -46,9 +36,12 @@ static inline size_t hvdl_padded_site_bytes(size_t site_bytes)
 void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
 void hvdl_announce_join(hvdl_engine *engine, hvdl_operation *join);
 void hvdl_announce_run(hvdl_engine *engine, hvdl_operation *run);
-/* Each returns whether it did anything. */
+/* An operation that is matched by its key. */
+void hvdl_announce_post(hvdl_engine *engine, hvdl_operation *operation);
+/* A rank of another host has left. */
+void hvdl_announce_leave(hvdl_engine *engine, int rank, bool clean);
+/* Returns whether it did anything. */
 bool hvdl_append_deferred(hvdl_engine *engine);
-bool hvdl_drain_queue(hvdl_engine *engine);
 
 /* The operation of this rank whose POST entry is read now. NULL: it has failed. */
 hvdl_operation *hvdl_next_announced(hvdl_engine *engine);

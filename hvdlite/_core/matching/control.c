@@ -1,116 +1,27 @@
 /* Messages between hosts: their leaders send them to each other, and each puts what concerns its host
  * into its host's journal. */
 #define _GNU_SOURCE
+#include "matching/control.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "matching/control.h"
 #include "base/sizes.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/coordinator.h"
+#include "matching/join.h"
+#include "matching/messages.h"
+#include "matching/soundness.h"
+#include "matching/tags.h"
+#include "operations/plans.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
 /* ---- sending ---- */
-
-static uint16_t last_site_bytes(const hvdl_variants *variants)
-{
-    if (!variants->count)
-        return 0;
-    return (uint16_t)(strlen(variants->variants[variants->count - 1].site) + 1);
-}
-
-static void send_packet(hvdl_engine *e, int host)
-{
-    hvdl_control *control = e->control;
-    hvdl_packet *packet = control->packets[host];
-    control->packets[host] = NULL;
-    control->num_packets--;
-    hvdl_err err = hvdl_wire_send(&e->wire, &packet->head, packet->bytes_used,
-                                  hvdl_leader_of(e, host), HVDL_TAG_CONTROL, &packet->request);
-    if (err) {
-        free(packet);
-        hvdl_break_for_wire(e, err);
-        return;
-    }
-    packet->next = control->sendings;
-    control->sendings = packet;
-    e->wire.control_messages++;
-}
-
-void hvdl_control_flush(hvdl_engine *e)
-{
-    for (int h = 0; h < e->config.num_hosts && e->control->num_packets; h++)
-        if (e->control->packets[h])
-            send_packet(e, h);
-}
-
-/* The host's packet, with room for so much more; NULL: no memory. */
-static hvdl_packet *packet_for(hvdl_engine *e, int host, size_t bytes)
-{
-    hvdl_control *control = e->control;
-    hvdl_packet *packet = control->packets[host];
-    if (packet && packet->bytes_used + bytes > control->room) {
-        send_packet(e, host);
-        packet = NULL;
-    }
-    if (packet)
-        return packet;
-    packet = malloc(sizeof *packet + control->room);
-    if (!packet)
-        return NULL;
-    packet->bytes_used = sizeof packet->head;
-    packet->head.num_messages = 0;
-    control->packets[host] = packet;
-    control->num_packets++;
-    return packet;
-}
-
-void hvdl_send_message(hvdl_engine *e, int host, hvdl_message *message, const void *payload,
-                       size_t payload_bytes)
-{
-    message->site_bytes = last_site_bytes(&message->variants);
-    size_t bytes = hvdl_padded(hvdl_message_bytes(message)), more = hvdl_padded(payload_bytes);
-    if (e->control->has_left)
-        return; /* the others receive nothing more from this leader */
-    hvdl_packet *packet = packet_for(e, host, bytes + more);
-    if (!packet) {
-        hvdl_out_of_memory(e);
-        return;
-    }
-    message->host = e->placement.host;
-    message->clock = e->control->joins.clock;
-    message->payload_bytes = (uint32_t)payload_bytes;
-    message->num_done = 0;
-    hvdl_done_notes *notes = &e->control->tags.notes[host];
-    if (message->type == HVDL_MSG_POSTED || message->type == HVDL_MSG_DONE) {
-        message->num_done = notes->count;
-        memcpy(message->done, notes->numbers, sizeof message->done);
-        notes->count = 0;
-    }
-    char *at = (char *)&packet->head + packet->bytes_used;
-    memcpy(at, message, hvdl_message_bytes(message));
-    if (payload_bytes)
-        memcpy(at + bytes, payload, payload_bytes);
-    packet->bytes_used += bytes + more;
-    packet->head.num_messages++;
-}
-
-static bool free_sent(hvdl_engine *e)
-{
-    bool any = false;
-    for (hvdl_packet **at = &e->control->sendings; *at;) {
-        hvdl_packet *packet = *at;
-        if (packet->request.active) {
-            at = &packet->next;
-            continue;
-        }
-        *at = packet->next;
-        free(packet);
-        any = true;
-    }
-    return any;
-}
 
 /* ---- receiving ---- */
 
@@ -121,12 +32,6 @@ static void on_runs(hvdl_engine *e, int tag, uint64_t num_runs)
         return;
     plan->ends_elsewhere = true;
     plan->num_runs_elsewhere = num_runs;
-}
-
-void hvdl_announce_leave(hvdl_engine *e, int rank, bool clean)
-{
-    hvdl_entry entry = {.type = HVDL_ENTRY_LEAVE, .id = (uint64_t)rank, .arg = clean};
-    hvdl_announce(e, entry, NULL, 0);
 }
 
 /* Its sender says nothing more: it leaves, or is broken, whichever rank is the cause. */
@@ -255,67 +160,13 @@ static bool receive_all(hvdl_engine *e)
 void hvdl_control_step(hvdl_engine *e, bool *progressed)
 {
     if (e->control->sendings)
-        *progressed |= free_sent(e);
+        *progressed |= hvdl_free_sent_messages(e);
     if (!e->placement.is_leader || e->failure.broken)
         return;
     bool heard = receive_all(e);
     *progressed |= heard || e->control->joins.own_join >= 0;
     if (e->control->joins.own_join >= 0 && !e->failure.broken)
         hvdl_tell_own_join(e, heard);
-}
-
-bool hvdl_control_busy(const hvdl_engine *e)
-{
-    return e->control->sendings != NULL;
-}
-
-/* A run of a plan begins on each host without asking the others. They must learn which ones this host
- * has begun, and so will end: it begins no more, as a rank of it leaves. */
-static void tell_runs(hvdl_engine *e)
-{
-    e->control->has_told_runs = true;
-    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
-        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
-            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            for (int h = 0; h < e->config.num_hosts; h++) {
-                hvdl_message head = {
-                    .type = HVDL_MSG_RUNS, .tag = plan->tag, .run = plan->num_runs};
-                if (h != e->placement.host)
-                    hvdl_send_message(e, h, &head, NULL, 0);
-            }
-        }
-}
-
-bool hvdl_control_run_is_lost(const hvdl_engine *e)
-{
-    for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
-        for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
-            const hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
-            if (plan->ends_elsewhere && plan->num_active &&
-                plan->num_runs > plan->num_runs_elsewhere)
-                return true;
-        }
-    return false;
-}
-
-void hvdl_control_leave(hvdl_engine *e, int rank, bool clean)
-{
-    if (!e->placement.is_leader || e->control->has_left)
-        return;
-    if (clean && !e->control->has_told_runs)
-        tell_runs(e);
-    for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->placement.host) {
-            hvdl_message head = {.type = HVDL_MSG_LEFT, .rank = rank, .clean = clean};
-            hvdl_send_message(e, h, &head, NULL, 0);
-        }
-    e->control->has_left = !clean || rank == e->config.rank;
-    hvdl_control_flush(e);
-}
-
-bool hvdl_control_all_left(const hvdl_engine *e)
-{
-    return e->control->num_left == e->config.num_hosts - 1;
 }
 
 /* ---- life ---- */
@@ -366,23 +217,6 @@ hvdl_err hvdl_control_create(hvdl_engine *e)
     return err;
 }
 
-/* What was said last (an answer, LEFT) should leave before the process goes on to other things. */
-static void flush_sends(hvdl_engine *e)
-{
-    struct timespec pause = {0, 100000};
-    hvdl_control_flush(e);
-    for (int i = 0; i < 10000 && e->control->sendings; i++) {
-        hvdl_err err = hvdl_wire_poll(&e->wire);
-        free_sent(e);
-        if (err || !e->control->sendings)
-            return;
-        if (i < 100)
-            sched_yield();
-        else
-            nanosleep(&pause, NULL);
-    }
-}
-
 void hvdl_control_destroy(hvdl_engine *e)
 {
     hvdl_control *control = e->control;
@@ -390,7 +224,7 @@ void hvdl_control_destroy(hvdl_engine *e)
         return;
     bool ended = true;
     if (control->packets)
-        flush_sends(e);
+        hvdl_flush_messages(e);
     for (int h = 0; control->receives && h < e->config.num_hosts; h++)
         ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
     if (ended) { /* else MPI may still write into them */

@@ -9,11 +9,22 @@
  * and the leader puts the answer into its host's journal. That is one round trip, in which tiny data
  * travels along. The runs of a plan need none of it: they use the tag the plan was given. */
 #define _GNU_SOURCE
+#include "matching/coordinator.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "matching/control.h"
+#include "courses/rows.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/join.h"
+#include "matching/meetings.h"
+#include "matching/messages.h"
+#include "matching/tags.h"
 #include "matching/tiny.h"
+#include "operations/facts.h"
+#include "operations/plans.h"
 
 /* An operation that this host's leader has asked about. */
 typedef struct {
@@ -162,8 +173,7 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
     bool differ = agreement->variants.count > 1;
     bool refuse = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
-    if (e->stall.told)
-        hvdl_stall_decided(e, agreement->key, !differ && !refuse);
+    e->callbacks->decided(e, agreement->key, !differ && !refuse);
     if (differ) {
         char text[HVDL_TEXT_BYTES];
         hvdl_variants_describe(&agreement->variants, &e->placement.naming, text);

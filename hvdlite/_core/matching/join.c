@@ -18,12 +18,21 @@
  * An **epoch** is the time between two such ends; operations of different epochs never meet. A
  * coordinator needs its number, as a posting of the next epoch may come before it has heard the end. */
 #define _GNU_SOURCE
+#include "matching/join.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/breaking.h"
+#include "engine/state.h"
 #include "kernels/reduce.h"
-#include "matching/control.h"
+#include "matching/announcing.h"
+#include "matching/coordinator.h"
+#include "matching/messages.h"
+#include "operations/facts.h"
+#include "operations/operations.h"
+#include "operations/plans.h"
 
 /* ---- what a rank that has joined contributes ---- */
 
@@ -89,56 +98,6 @@ void hvdl_join_fail(hvdl_engine *e, const char *text)
 
 /* ---- the ranks of this host that have joined ---- */
 
-bool hvdl_meeting_complete(const hvdl_engine *e, const hvdl_meeting *meeting)
-{
-    if (meeting->posted == e->placement.local_size || meeting->internal || !e->join.num_joined)
-        return meeting->posted == e->placement.local_size;
-    int missing = 0;
-    for (int r = 0; r < e->placement.local_size; r++)
-        missing += !meeting->posted_by[r] && !e->join.joined[r];
-    return meeting->posted > 0 && !missing;
-}
-
-int hvdl_meeting_absent(const hvdl_engine *e, const hvdl_meeting *meeting)
-{
-    for (int r = 0; r < e->placement.local_size; r++)
-        if (!meeting->posted_by[r])
-            return hvdl_rank_of_local(e, r);
-    return -1;
-}
-
-bool hvdl_can_be_joined(const hvdl_desc *desc)
-{
-    return hvdl_facts_of(desc)->joined_takes_part;
-}
-
-/* "allreduce and barrier": the kinds that callers post in which a rank that has joined takes part. */
-static void put_kinds_of_joined(char *to, size_t room)
-{
-    size_t used = 0;
-    int left = 0;
-    for (int kind = 0; kind < HVDL_PLAN; kind++)
-        left += hvdl_facts_of_kind(kind)->joined_takes_part;
-    for (int kind = 0; kind < HVDL_PLAN && used < room; kind++)
-        if (hvdl_facts_of_kind(kind)->joined_takes_part) {
-            const char *after = --left > 1 ? ", " : left == 1 ? " and " : "";
-            used += (size_t)snprintf(to + used, room - used, "%s%s", hvdl_kind_name(kind), after);
-        }
-}
-
-void hvdl_describe_absent(const hvdl_engine *e, const hvdl_desc *desc, int rank,
-                          char text[HVDL_TEXT_BYTES])
-{
-    char kinds[HVDL_NAME_BYTES];
-    put_kinds_of_joined(kinds, sizeof kinds);
-    snprintf(text, HVDL_TEXT_BYTES,
-             HVDL_TITLE_HERE(
-                 "%s") ": rank %d on %s has joined, and a joined rank takes part only in %s; call "
-                       "join after the last other operation on every rank",
-             hvdl_kind_name(desc->kind), hvdl_world_rank(e, rank), e->placement.name_of[rank],
-             kinds);
-}
-
 /* Not while this rank has something to do for the others: its next operation may be of the same name,
  * or the next run of the same plan. */
 static void finish_join(hvdl_engine *e)
@@ -172,13 +131,17 @@ void hvdl_zero_operation_ended(hvdl_engine *e)
     finish_join(e);
 }
 
-void hvdl_read_join(hvdl_engine *e, int local)
+bool hvdl_join_add(hvdl_engine *e, int local)
 {
     if (e->join.joined[local])
-        return;
+        return false;
     e->join.joined[local] = true;
     e->join.num_joined++;
-    hvdl_complete_meetings(e);
+    return true;
+}
+
+void hvdl_join_added(hvdl_engine *e, int local)
+{
     if (e->join.num_joined < e->placement.local_size)
         return;
     int last = hvdl_rank_of_local(e, local);

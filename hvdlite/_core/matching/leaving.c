@@ -1,11 +1,18 @@
 /* Ranks that leave. What is matched is ended with them, and what is not can't be any more: it fails, on
  * all ranks of the host at the same entry of the journal. Called by the driver. */
 #define _GNU_SOURCE
+#include "matching/leaving.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "matching/control.h"
-#include "matching/leaving.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/coordinator.h"
+#include "matching/join.h"
+#include "matching/messages.h"
+#include "operations/operations.h"
+#include "transfers/transfers.h"
 
 /* It left while it was needed. */
 static void break_for(hvdl_engine *e, int rank)

@@ -2,7 +2,7 @@
 #ifndef HVDL_LEAVING_H
 #define HVDL_LEAVING_H
 
-#include "engine/engine.h"
+#include "engine/state.h"
 
 void hvdl_read_leave(hvdl_engine *engine, int rank, bool clean);
 /* Looks for ranks of this host that have died, or left while they were needed. */

@@ -1,70 +1,33 @@
 /* The journal: every rank of the host runs this state machine over the same entries, so all of them take
  * the same decisions. Called by the driver. */
 #define _GNU_SOURCE
+#include "matching/replay.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "matching/control.h"
+#include "courses/pieces.h"
+#include "courses/rows.h"
+#include "engine/breaking.h"
+#include "engine/giving_up.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/coordinator.h"
+#include "matching/join.h"
 #include "matching/leaving.h"
+#include "matching/meetings.h"
+#include "matching/messages.h"
+#include "matching/tags.h"
 #include "matching/tiny.h"
 #include "matching/weights.h"
-
-hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
-{
-    hvdl_node *node = hvdl_table_first(&e->meetings.by_key, key.lo);
-    for (; node; node = hvdl_table_next(node->next, key.lo)) {
-        hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
-        if (hvdl_key_equal(meeting->key, key))
-            return meeting;
-    }
-    return NULL;
-}
-
-hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *e, uint64_t id)
-{
-    hvdl_node *node = hvdl_table_first(&e->meetings.by_id, id);
-    return node ? HVDL_CONTAINER(node, hvdl_meeting, by_id) : NULL;
-}
-
-void hvdl_meeting_free(hvdl_meeting *meeting)
-{
-    free(meeting->payloads);
-    free(meeting->rows);
-    free(meeting->weights);
-    free(meeting);
-}
-
-void hvdl_meetings_free(hvdl_engine *e)
-{
-    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_key.slots[i], *next; node; node = next) {
-            next = node->next;
-            hvdl_meeting_free(HVDL_CONTAINER(node, hvdl_meeting, by_key));
-        }
-    free(e->meetings.by_key.slots);
-    free(e->meetings.by_id.slots);
-}
-
-void hvdl_meeting_drop(hvdl_engine *e, hvdl_meeting *meeting)
-{
-    if (meeting->plan)
-        meeting->plan->collecting = NULL;
-    else
-        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
-    hvdl_meeting_free(meeting);
-}
-
-static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
-{
-    size_t ranks = (size_t)e->placement.local_size;
-    hvdl_meeting *meeting = calloc(1, sizeof *meeting + ranks * sizeof *meeting->posted_by);
-    if (meeting) {
-        meeting->id = id;
-        meeting->collecting = true;
-        meeting->coordinator = -1;
-    }
-    return meeting;
-}
+#include "operations/black_box.h"
+#include "operations/facts.h"
+#include "operations/operations.h"
+#include "operations/plans.h"
+#include "transfers/transfers.h"
+#include "watching/circle.h"
+#include "watching/roll_call.h"
+#include "watching/stall.h"
 
 /* Fails it with a text that may begin with HVDL_TITLE_HERE. */
 static void fail_with_title(hvdl_engine *e, hvdl_operation *op, const char *text)
@@ -82,10 +45,13 @@ static void fail_with_title(hvdl_engine *e, hvdl_operation *op, const char *text
 
 static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
 {
-    if (hvdl_plan_add(e, op->plan, id, tag))
+    if (hvdl_plan_add(e, op->plan, id, tag)) {
         hvdl_out_of_memory(e);
-    else
-        hvdl_finish(e, op, NULL);
+        return;
+    }
+    if (e->placement.is_leader && e->config.num_hosts > 1)
+        hvdl_control_plan_made(e, op->plan);
+    hvdl_finish(e, op, NULL);
 }
 
 static bool can_take_part(const hvdl_meeting *meeting)
@@ -243,7 +209,7 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
     size_t head_bytes = sizeof body;
     hvdl_meeting *meeting = hvdl_meeting_by_key(e, body.key);
     if (!meeting) {
-        meeting = new_meeting(e, entry->position);
+        meeting = hvdl_meeting_new(e, entry->position);
         if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body.key.lo)) {
             free(meeting);
             hvdl_out_of_memory(e);
@@ -273,7 +239,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     if (!plan)
         return;
     if (!plan->collecting) {
-        plan->collecting = new_meeting(e, entry->position);
+        plan->collecting = hvdl_meeting_new(e, entry->position);
         if (!plan->collecting) {
             hvdl_out_of_memory(e);
             return;
@@ -332,7 +298,9 @@ static void read_release(hvdl_engine *e, uint64_t id)
     hvdl_plan *plan = hvdl_plan_by_id(&e->plans, id);
     if (!plan)
         return;
-    hvdl_plan_released(e, plan);
+    plan->num_released++;
+    if (hvdl_plan_is_over(e, plan) && e->placement.is_leader)
+        hvdl_control_tag_done(e, plan->tag);
 }
 
 static void read_free(hvdl_engine *e, uint64_t id)
@@ -373,7 +341,7 @@ static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_d
 static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_post_body body;
-    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    hvdl_meeting *meeting = hvdl_meeting_new(e, entry->position);
     memcpy(&body, hvdl_entry_body(entry), sizeof body);
     if (meeting)
         meeting->key = body.key;
@@ -385,7 +353,7 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
     hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
-    hvdl_meeting *meeting = new_meeting(e, entry->position);
+    hvdl_meeting *meeting = hvdl_meeting_new(e, entry->position);
     if (meeting) {
         meeting->key = plan->key;
         meeting->plan = plan;
@@ -396,7 +364,8 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
     begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
 }
 
-void hvdl_complete_meetings(hvdl_engine *e)
+/* Begins what is complete now that a rank has joined. */
+static void complete_meetings(hvdl_engine *e)
 {
     /* What is complete first, then begun: beginning may change the tables. */
     size_t room = e->meetings.by_key.count + e->plans.by_id.count, count = 0;
@@ -422,6 +391,14 @@ void hvdl_complete_meetings(hvdl_engine *e)
     free(complete);
 }
 
+static void read_join(hvdl_engine *e, int local)
+{
+    if (!hvdl_join_add(e, local))
+        return;
+    complete_meetings(e);
+    hvdl_join_added(e, local);
+}
+
 static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_operation *op = NULL;
@@ -432,7 +409,7 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_RUN: read_run(e, entry); return;
     case HVDL_ENTRY_FREE: read_free(e, entry->id); return;
     case HVDL_ENTRY_RELEASE: read_release(e, entry->id); return;
-    case HVDL_ENTRY_JOIN: hvdl_read_join(e, entry->from); return;
+    case HVDL_ENTRY_JOIN: read_join(e, entry->from); return;
     case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;

@@ -1,10 +1,13 @@
 /* Whether a message from another host can be one of ours. Its sender is a process of the same job, but may be
  * broken: what it says must not make this one write where it should not. */
 #define _GNU_SOURCE
+#include "matching/soundness.h"
+
 #include <string.h>
 
-#include "matching/control.h"
-#include "operations/operations.h"
+#include "engine/state.h"
+#include "matching/messages.h"
+#include "operations/facts.h"
 #include "watching/report.h"
 #include "watching/stall.h"
 #include "watching/standing.h"

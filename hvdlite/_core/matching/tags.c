@@ -8,9 +8,15 @@
  * on hears each DONE at once: then a number is free when the exchanges with it have ended, whatever is
  * posted later. */
 #define _GNU_SOURCE
+#include "matching/tags.h"
+
 #include <stdio.h>
 
-#include "matching/control.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/coordinator.h"
+#include "matching/messages.h"
+#include "operations/plans.h"
 
 /* How many coordinators there are, and how many numbers each has, for this MPI's largest tag. */
 static hvdl_err divide(hvdl_engine *e, hvdl_tags *tags)

@@ -1,11 +1,19 @@
 /* Operations whose data travels in the journal, beside their posting: what the ranks gave, and, on one
  * host, the result. */
 #define _GNU_SOURCE
+#include "matching/tiny.h"
+
 #include <string.h>
 
-#include "engine/state.h"
-#include "matching/tiny.h"
 #include "base/sizes.h"
+#include "courses/partials.h"
+#include "courses/reducescatter.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/meetings.h"
+#include "operations/facts.h"
+#include "operations/operations.h"
+#include "operations/queue.h"
 
 const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
                             size_t bytes)

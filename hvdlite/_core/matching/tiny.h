@@ -2,10 +2,7 @@
 #ifndef HVDL_TINY_H
 #define HVDL_TINY_H
 
-#include "engine/engine.h"
-#include "matching/replay.h"
-#include "host/shm.h"
-#include "base/sizes.h"
+#include "engine/state.h"
 
 /* Keeps what a rank of this host posted with its operation, and has been counted in the meeting. own:
  * the operation of this rank, or NULL: of another one. The last one's data stays in the journal, where

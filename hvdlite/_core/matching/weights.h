@@ -2,9 +2,7 @@
 #ifndef HVDL_WEIGHTS_H
 #define HVDL_WEIGHTS_H
 
-#include "engine/engine.h"
-#include "host/shm.h"
-#include "matching/replay.h"
+#include "engine/state.h"
 
 /* Puts the weight of a run into its RUN entry. */
 void hvdl_weight_to_entry(const hvdl_weight *weight, hvdl_entry *run);

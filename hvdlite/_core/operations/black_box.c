@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/state.h"
+#include "operations/recording.h"
 
 _Static_assert(sizeof(hvdl_box_entry) == 192, "read by other programs");
 _Static_assert(offsetof(hvdl_box_memory, entries) == HVDL_BOX_HEAD_BYTES, "the same");

@@ -1,96 +1,19 @@
 /* Operations as their callers see them: made and posted by any thread, ended by the driver, freed when
  * both are done with them. */
 #define _GNU_SOURCE
+#include "operations/operations.h"
+
 #include <string.h>
 
+#include "courses/reducescatter.h"
 #include "engine/state.h"
-
-/* Every rank of a host keeps tiny data of all of them, and between hosts that of all goes through one, its
- * coordinator: the more there are, the less each may have. */
-#define HOST_BYTES 131072
-#define COORDINATED_BYTES 65536
-#define LEAST_INLINE_BYTES 4096
-
-static size_t most_inline(const hvdl_engine *e)
-{
-    size_t share = HOST_BYTES / (size_t)e->placement.max_local_size;
-    size_t between = COORDINATED_BYTES / (size_t)e->config.num_hosts;
-    share = e->config.num_hosts > 1 && between < share ? between : share;
-    share = share > LEAST_INLINE_BYTES ? share : LEAST_INLINE_BYTES;
-    return share < e->config.inline_bytes ? share : e->config.inline_bytes;
-}
-
-/* ---- small facts ---- */
-
-/* Between hosts the parts of all travel with the answer. Where they differ in size none do. */
-static bool is_tiny_of_parts(const hvdl_engine *e, const hvdl_desc *desc)
-{
-    size_t parts = e->config.num_hosts > 1 ? (size_t)e->config.num_ranks : 1;
-    return !desc->layout && hvdl_desc_bytes(desc) <= most_inline(e) / parts;
-}
-
-bool hvdl_is_tiny(const hvdl_engine *e, const hvdl_desc *desc, bool is_run)
-{
-    uint8_t tiny = hvdl_facts_of(desc)->tiny;
-    if (tiny == HVDL_TINY_ALWAYS || desc->place == HVDL_ORDERED)
-        return true;
-    if (tiny == HVDL_TINY_NEVER || desc->op == HVDL_ADASUM)
-        return false;
-    /* Between hosts a tiny operation costs a message to its coordinator and back; a plan's run does
-     * without, since nothing is left to agree on. */
-    if (is_run && e->config.num_hosts > 1)
-        return desc->count == 0;
-    if (hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS)
-        return is_tiny_of_parts(e, desc);
-    /* A coordinator gets one sum of each host, which need not be a partial of the tree. */
-    if (e->config.num_hosts > 1 && hvdl_facts_of(desc)->reduces && hvdl_adds_along_tree(e, desc))
-        return desc->count == 0;
-    return hvdl_desc_bytes(desc) <= most_inline(e);
-}
-
-hvdl_scale hvdl_last_scale(const hvdl_engine *e, const hvdl_desc *desc)
-{
-    hvdl_scale scale = HVDL_UNSCALED;
-    scale.divisor = desc->op == HVDL_AVERAGE ? e->config.num_ranks : 1;
-    scale.postscale = desc->postscale;
-    return scale;
-}
-
-hvdl_scale hvdl_host_scale(const hvdl_engine *e, const hvdl_desc *desc)
-{
-    hvdl_scale scale = e->config.num_hosts > 1 ? HVDL_UNSCALED : hvdl_last_scale(e, desc);
-    scale.prescale = desc->prescale;
-    return scale;
-}
-
-hvdl_scale hvdl_weighted_scale(const hvdl_engine *e, const hvdl_operation *op)
-{
-    hvdl_scale scale = hvdl_host_scale(e, &op->desc);
-    scale.num_first = op->num_weighted;
-    scale.factors = op->factors;
-    scale.first_postscale = scale.postscale * op->to_weighted;
-    return scale;
-}
-
-size_t hvdl_data_bytes(const hvdl_desc *desc)
-{
-    bool moves = hvdl_moves_data(hvdl_facts_of(desc)) && desc->place != HVDL_ORDERED;
-    return moves ? hvdl_desc_bytes(desc) : 0;
-}
-
-hvdl_key hvdl_make_key(int kind, const char *name)
-{
-    hvdl_key key = {0xcbf29ce484222325ull, 0x84222325cbf29ce4ull};
-    uint64_t tag = (uint64_t)kind;
-    key.lo ^= hvdl_mix(tag + 1);
-    key.hi ^= hvdl_mix(tag + 0x9e3779b97f4a7c15ull);
-    for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
-        key.lo = (key.lo ^ *c) * 0x100000001b3ull;
-        key.hi = (key.hi ^ *c) * 0x9e3779b97f4a7c15ull;
-        key.hi ^= key.hi >> 29;
-    }
-    return (hvdl_key){hvdl_mix(key.lo), hvdl_mix(key.hi)};
-}
+#include "engine/waking.h"
+#include "matching/meetings.h"
+#include "operations/black_box.h"
+#include "operations/facts.h"
+#include "operations/queue.h"
+#include "operations/recording.h"
+#include "watching/stall.h"
 
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {
@@ -129,9 +52,15 @@ void hvdl_operation_free(hvdl_operation *op)
     free(op->all_rows);
     if (has_extras(op))
         free_extras(op);
-    hvdl_parts_free(&op->parts);
-    hvdl_shares_free(&op->shares);
-    hvdl_adasum_free(op->adasum);
+    free(op->parts.pairs);
+    free(op->parts.host_places);
+    free(op->shares.begins);
+    if (op->adasum) {
+        free(op->adasum->slices);
+        free(op->adasum->dots);
+        free(op->adasum->result);
+        free(op->adasum);
+    }
     free(op);
 }
 
@@ -192,64 +121,27 @@ hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
     return op;
 }
 
-/* Its child goes on without it, and takes over the memory that it works on. */
-static void leave_child(hvdl_operation *op)
-{
-    op->child->parent = NULL;
-    op->child->adasum = op->adasum;
-    op->child = NULL;
-    op->adasum = NULL;
-}
-
 void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
-    hvdl_operation *parent = op->parent;
-    hvdl_heed_verdict(e); /* of the others, while this rank was stopped */
-    if (e->failure.broken && !text)
-        text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
-    if (e->stall.told)
-        hvdl_stall_ended(e, op, !text);
-    if (op->child)
-        leave_child(op);
-    if (op->transfer)
-        hvdl_transfer_end(e, op->transfer);
-    char with_cause[HVDL_TEXT_BYTES];
-    hvdl_err err = HVDL_OK;
-    if (!text && op->desc.kind == HVDL_ALLREDUCE && !op->internal)
-        hvdl_note_reduced(e, op);
-    else if (text && !e->failure.broken && hvdl_comes_again(e, op) && !hvdl_is_run(op) &&
-             !strcmp(text, e->failure.text))
-        text = hvdl_put_uneven(text, with_cause); /* a rank has left */
-    if (parent) {
-        op->parent = NULL;
-        err = hvdl_adasum_child_done(e, parent, op, text);
-    }
+    char room[HVDL_TEXT_BYTES];
+    text = e->callbacks->ending(e, op, text, room);
     if (op->meeting)
         hvdl_meeting_leave(&e->meetings, op->meeting);
     op->meeting = NULL;
     if (text)
         op->error = strdup(text);
-    hvdl_join_forget(&e->join, op);
-    bool zeros = op->zeros, counted = op->counted;
-    hvdl_plan *plan = op->plan;
-    bool makes_plan = hvdl_makes_plan(op);
-    hvdl_record(&e->recording, op, text ? HVDL_FAILED : HVDL_DONE, 0);
+    hvdl_ending ending = {op->plan, hvdl_makes_plan(op), op->counted, op->zeros != NULL, text};
+    hvdl_state state = text ? HVDL_FAILED : HVDL_DONE;
+    hvdl_record(&e->recording, op, state, 0);
     if (op->ticket)
-        hvdl_box_write_state(e, op, text ? HVDL_FAILED : HVDL_DONE);
+        hvdl_box_write_state(e, op, state);
     if (!op->internal)
         hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
-
-    hvdl_queue_end(e, op, text ? HVDL_FAILED : HVDL_DONE);
+    hvdl_queue_end(e, op, state);
     /* From here on `op` may be freed by its caller. */
-    if (makes_plan)
-        hvdl_plan_made(e, plan, text);
-    if (counted)
-        hvdl_plan_run_ended(e, plan);
-    if (zeros)
-        hvdl_zero_operation_ended(e);
+    if (ending.makes_plan || ending.counted || ending.had_zeros)
+        e->callbacks->ended(e, &ending);
     hvdl_wake_waiting(e);
-    if (err)
-        hvdl_out_of_memory(e);
 }
 
 hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)

@@ -1,8 +1,15 @@
 /* Plans: made and started by any thread, freed when the runs of all ranks have ended. */
 #define _GNU_SOURCE
+#include "operations/plans.h"
+
 #include <string.h>
 
-#include "matching/control.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/meetings.h"
+#include "operations/facts.h"
+#include "operations/operations.h"
+#include "operations/queue.h"
 
 hvdl_err hvdl_plan_create(hvdl_engine *e, const hvdl_posting *posting, hvdl_plan **out)
 {
@@ -129,8 +136,6 @@ hvdl_err hvdl_plan_add(hvdl_engine *e, hvdl_plan *plan, uint64_t id, int tag)
     if (hvdl_table_insert(&e->plans.by_id, &plan->by_id, id))
         return HVDL_ENOMEM;
     plan->ready = true;
-    if (e->placement.is_leader && e->config.num_hosts > 1)
-        hvdl_control_plan_made(e, plan);
     return HVDL_OK;
 }
 
@@ -146,40 +151,19 @@ void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
         hvdl_finish(e, waiting, error);
     else if (waiting)
         hvdl_announce_run(e, waiting);
-    hvdl_join_post_held(e);
-    hvdl_queue_release(e, plan);
 }
 
-/* A run has ended here, or a local rank has freed it: is it of any more use? */
-static void settle_plan(hvdl_engine *e, hvdl_plan *plan)
+bool hvdl_plan_is_over(hvdl_engine *e, hvdl_plan *plan)
 {
     if (plan->num_released < e->placement.local_size || plan->num_active || plan->given_back)
-        return;
+        return false;
     plan->given_back = true;
     if (e->config.num_hosts == 1) {
         hvdl_plan_remove(e, plan);
-        return;
+        return false;
     }
-    /* The others may still call this host to runs, if it has joined: FREE says when it can go. */
     hvdl_queue_drop_owner(e, plan);
-    if (e->placement.is_leader)
-        hvdl_control_tag_done(e, plan->tag);
-}
-
-void hvdl_plan_run_ended(hvdl_engine *e, hvdl_plan *plan)
-{
-    plan->num_active--;
-    if (e->failure.broken)
-        return; /* it goes when the engine does */
-    if (e->placement.is_leader && e->config.num_hosts > 1)
-        hvdl_next_zero_run(e, plan);
-    settle_plan(e, plan);
-}
-
-void hvdl_plan_released(hvdl_engine *e, hvdl_plan *plan)
-{
-    plan->num_released++;
-    settle_plan(e, plan);
+    return true;
 }
 
 /* ---- their end ---- */

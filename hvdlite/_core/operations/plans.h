@@ -2,42 +2,7 @@
 #ifndef HVDL_PLANS_H
 #define HVDL_PLANS_H
 
-#include "base/table.h"
-#include "engine/engine.h"
-#include "matching/replay.h"
-
-struct hvdl_plan {
-    hvdl_node by_id;      /* in engine->plans */
-    hvdl_posting posting; /* name and words are copies */
-    hvdl_key key;         /* of its runs */
-    char *name;
-    uint64_t id;
-    int tag;
-    bool ready;
-    char *error;              /* it could not be made */
-    hvdl_operation *waiting;  /* a run posted before it was ready */
-    hvdl_meeting *collecting; /* of the next run */
-    uint64_t num_runs;        /* begun on this host, or, on a host that has joined, about to be */
-    uint64_t num_known_runs;  /* the leader: also those of others that wait for the one before */
-    bool zero_run_announced;  /* the leader: ZERO_RUN is in the journal, and not read yet */
-    bool ends_elsewhere; /* the leader: a host where a rank has left begins these and no more: */
-    uint64_t num_runs_elsewhere;
-    int num_active;   /* runs that have begun and not ended on this rank */
-    bool given_back;  /* all local ranks have freed it, and no run is left */
-    int num_released; /* local ranks that have freed it */
-    /* written by queue.c, under its lock */
-    hvdl_operation *run; /* in flight */
-    bool made;           /* its making has ended */
-    bool released;       /* by the caller; `next` is then in queue.released_plans */
-    bool announced;      /* RELEASE is in the journal */
-    hvdl_plan *next;
-};
-
-/* Written by plans.c. */
-typedef struct {
-    hvdl_table by_id;
-    int num_waiting_runs; /* for their plans to be made */
-} hvdl_plans;
+#include "engine/state.h"
 
 /* Are its runs matched one by one, and the plan itself is known to this rank only? So it is where a rank
  * that has joined can't take part: only an operation that the ranks agree on can be refused. */
@@ -62,10 +27,9 @@ void hvdl_plan_forget_waiting(hvdl_engine *engine, hvdl_operation *run);
 hvdl_err hvdl_plan_add(hvdl_engine *engine, hvdl_plan *plan, uint64_t id, int tag);
 /* Its making has ended; error NULL: well. */
 void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);
-/* A run has ended here. */
-void hvdl_plan_run_ended(hvdl_engine *engine, hvdl_plan *plan);
-/* A local rank has freed it. */
-void hvdl_plan_released(hvdl_engine *engine, hvdl_plan *plan);
+/* A run has ended here, or a local rank has freed it: if it is of no more use on one host, it goes. Between hosts
+ * the others may still call this one to runs, if it has joined: then true, once, and FREE says when it can go. */
+bool hvdl_plan_is_over(hvdl_engine *engine, hvdl_plan *plan);
 /* All hosts have. */
 void hvdl_plan_remove(hvdl_engine *engine, hvdl_plan *plan);
 /* Its buffers can be handed back, too. */

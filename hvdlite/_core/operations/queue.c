@@ -4,6 +4,10 @@
 #include <stdlib.h>
 
 #include "engine/state.h"
+#include "engine/waking.h"
+#include "matching/meetings.h"
+#include "operations/operations.h"
+#include "operations/plans.h"
 
 /* ---- callers ---- */
 

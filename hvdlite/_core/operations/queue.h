@@ -3,28 +3,7 @@
 #ifndef HVDL_QUEUE_H
 #define HVDL_QUEUE_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "base/table.h"
-#include "engine/engine.h"
-
-/* Written by queue.c, under `lock`. */
-typedef struct {
-    pthread_mutex_t lock;
-    hvdl_operation *first, *last;
-    hvdl_table in_flight;      /* operations by key */
-    hvdl_operation *orphans;   /* done, and released by their caller before */
-    hvdl_plan *released_plans; /* to be announced */
-    void **dead_owners;        /* of plans that are gone */
-    size_t num_dead_owners, room_dead_owners;
-    uint64_t num_operations, last_number;
-    uint64_t next_turn; /* of operations that the engine only agrees on; one host */
-    bool closed;
-    bool undriven;             /* and nobody drives any more */
-    _Atomic bool queued;       /* the queue or released_plans is not empty */
-    _Atomic int num_in_flight; /* operations that have not ended */
-} hvdl_queue;
+#include "engine/state.h"
 
 /* Hands it to the driver, unless one of its key is in flight (HVDL_EDUP) or the engine is closed. */
 hvdl_err hvdl_enqueue(hvdl_engine *engine, hvdl_operation *operation, bool wake);

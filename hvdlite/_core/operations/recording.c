@@ -1,10 +1,12 @@
 /* What operations did, and when: the latest changes of their states, in a ring. Any thread. */
 #define _GNU_SOURCE
+#include "operations/recording.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/state.h"
 #include "base/sizes.h"
+#include "engine/state.h"
 
 const char *hvdl_state_name(int state)
 {

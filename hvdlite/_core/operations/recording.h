@@ -2,19 +2,7 @@
 #ifndef HVDL_RECORDING_H
 #define HVDL_RECORDING_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "engine/engine.h"
-
-/* Written by recording.c, under `lock`. */
-typedef struct {
-    pthread_mutex_t lock;
-    hvdl_event *events; /* a ring */
-    size_t capacity;
-    uint64_t num_events; /* since the ring was new */
-    _Atomic bool on;     /* relaxed: the ring itself is under the lock */
-} hvdl_recording;
+#include "engine/state.h"
 
 void hvdl_record_event(hvdl_recording *recording, const hvdl_operation *operation, int state,
                        uint64_t time_ns);

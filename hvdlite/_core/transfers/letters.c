@@ -10,8 +10,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "matching/control.h"
 #include "base/sizes.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "transfers/transfers.h"
 
 #define NUM_FLUSHES 10000
 

@@ -8,8 +8,11 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "matching/control.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
 #include "host/mailbox.h"
+#include "operations/operations.h"
+#include "transfers/transfers.h"
 
 #define OWN_STEP_BYTES (1 << 20)
 /* A message of a few blocks is cut, so that both ranks copy at the same time; but not finer. */

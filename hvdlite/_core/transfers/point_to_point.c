@@ -3,6 +3,11 @@
 #include <sched.h>
 #include <string.h>
 
+#include "engine/drive.h"
+#include "engine/state.h"
+#include "engine/waking.h"
+#include "operations/operations.h"
+#include "operations/queue.h"
 #include "transfers/transfer_texts.h"
 
 #define WITHDRAWAL_LOOK_NS 1000000L

@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "matching/control.h"
+#include "engine/giving_up.h"
+#include "engine/state.h"
+#include "transfers/transfers.h"
 #include "watching/report.h"
 #include "watching/silence.h"
 

@@ -3,10 +3,16 @@
  * of a rank arrive in order, so neither messages nor receives of one source and tag overtake each other.
  * Called by the driver. */
 #define _GNU_SOURCE
+#include "transfers/transfers.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "matching/control.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/meetings.h"
+#include "operations/operations.h"
+#include "operations/plans.h"
 #include "transfers/transfer_texts.h"
 
 /* ---- what waits, by source and tag ---- */

@@ -2,8 +2,11 @@
 #define _GNU_SOURCE
 #include <stdio.h>
 
-#include "matching/control.h"
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "operations/operations.h"
 #include "transfers/transfer_texts.h"
+#include "transfers/transfers.h"
 
 /* Of members of other hosts that have left: letters and data of theirs may still be on their way. */
 #define GRACE_NS 2000000000ull

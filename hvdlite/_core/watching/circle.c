@@ -15,7 +15,14 @@
 
 #include <string.h>
 
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/meetings.h"
+#include "matching/replay.h"
+#include "operations/operations.h"
+#include "operations/plans.h"
 #include "watching/report.h"
+#include "watching/stall.h"
 
 #define LOOK_NS 20000000ull
 

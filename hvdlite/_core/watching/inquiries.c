@@ -7,8 +7,13 @@
 #include <string.h>
 
 #include "engine/giving_up.h"
+#include "engine/state.h"
 #include "matching/control.h"
+#include "matching/coordinator.h"
+#include "matching/messages.h"
 #include "watching/report.h"
+#include "watching/silence.h"
+#include "watching/stall.h"
 
 #define MAX_ASKING 16 /* that a coordinator asks about at once */
 

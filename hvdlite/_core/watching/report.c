@@ -1,5 +1,7 @@
 /* The texts of the stall check: which ranks have posted an operation, and what the others last did. */
 #define _GNU_SOURCE
+#include "watching/report.h"
+
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,8 +10,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "matching/control.h"
-#include "watching/report.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
+#include "matching/meetings.h"
+#include "matching/messages.h"
+#include "operations/plans.h"
+#include "watching/stall.h"
 
 #define HVDL_NOTE_STALLED 'W' /* hvdrun's machine/notes.py */
 #define MAX_DETAILED 8        /* missing ranks of a host that are described one by one */

@@ -9,9 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/placement.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
 #include "matching/control.h"
-#include "watching/report.h"
+#include "matching/coordinator.h"
+#include "matching/messages.h"
+#include "operations/plans.h"
 #include "transfers/transfer_texts.h"
+#include "watching/report.h"
 
 #define LONGEST_NS 1000000000ull /* of a call, from the caller's side */
 #define LOOK_NS 2000000L         /* how often the caller looks for its end */

@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/state.h"
 #include "matching/control.h"
+#include "matching/messages.h"
 #include "watching/report.h"
+#include "watching/stall.h"
 
 #define ASK_AGAIN_NS 1000000000ull /* about what gives up: is the host still there? */
 

@@ -10,11 +10,22 @@
  * meanwhile: inquiries.c. The rank that must speak tells its host when it has spoken or asked (TAKEN). If it does
  * not, another one speaks; if a coordinator does not answer, the leader that asked: silence.c. */
 #define _GNU_SOURCE
+#include "watching/stall.h"
+
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/breaking.h"
+#include "engine/state.h"
+#include "matching/announcing.h"
 #include "matching/control.h"
+#include "matching/messages.h"
+#include "matching/replay.h"
+#include "operations/facts.h"
+#include "transfers/transfers.h"
+#include "watching/inquiries.h"
 #include "watching/report.h"
+#include "watching/silence.h"
 
 #define LOOK_NS 250000000ull         /* between two looks */
 #define MAX_LATE 512                 /* operations found in one look */

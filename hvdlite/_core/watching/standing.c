@@ -5,7 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "matching/control.h"
+#include "courses/pieces.h"
+#include "engine/state.h"
+#include "matching/messages.h"
+#include "operations/plans.h"
+#include "watching/report.h"
 
 /* A rank that has not looked for so long does not run; one that is idle looks every 2 s. */
 #define QUIET_NS 2800000000ull

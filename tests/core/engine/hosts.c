@@ -1,6 +1,9 @@
 /* Many hosts in one process, one rank each: whole engines over a network in memory, driven by turns in
  * one thread, for test_many_hosts.py, which compiles it together with the core. */
 #define _GNU_SOURCE
+#include "engine/breaking.h"
+#include "engine/failing.h"
+#include "operations/facts.h"
 #include "network.h"
 #include "postings.h"
 

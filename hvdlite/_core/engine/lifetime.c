@@ -1,12 +1,32 @@
 /* The life of an engine: making it, leaving, closing; and its counters. */
 #define _GNU_SOURCE
-#include "engine/engine.h"
-
 #include <stdio.h>
 #include <time.h>
 
+#include "engine/breaking.h"
+#include "engine/drain.h"
+#include "engine/drive.h"
+#include "engine/callbacks.h"
+#include "engine/failing.h"
+#include "engine/giving_up.h"
+#include "engine/placement.h"
+#include "engine/state.h"
+#include "engine/waking.h"
+#include "matching/announcing.h"
 #include "matching/control.h"
+#include "matching/join.h"
+#include "matching/meetings.h"
+#include "matching/messages.h"
 #include "net/faulty_wire.h"
+#include "operations/black_box.h"
+#include "operations/plans.h"
+#include "operations/queue.h"
+#include "operations/recording.h"
+#include "transfers/transfers.h"
+#include "watching/report.h"
+#include "watching/silence.h"
+#include "watching/stall.h"
+#include "watching/standstill.h"
 
 /* ---- making it ---- */
 
@@ -41,6 +61,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->roll_calls.lock, NULL);
     pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;
+    e->callbacks = &hvdl_engine_callbacks;
     hvdl_err err = hvdl_placement_make(&e->placement, &e->config);
     if (!err && config->wire) {
         e->wire = *config->wire;
@@ -154,6 +175,28 @@ void hvdl_engine_free(hvdl_engine *e)
     hvdl_stall_free(e);
     hvdl_standstill_free(e);
     free_parts(e);
+}
+
+/* ---- giving up ---- */
+
+void hvdl_engine_give_up(hvdl_engine *e, const char *text)
+{
+    pthread_mutex_lock(&e->giving_up.lock);
+    if (!*e->giving_up.text) {
+        hvdl_writer to = {e->giving_up.text, sizeof e->giving_up.text, 0};
+        hvdl_put(&to, "%s", *text ? text : HVDL_NO_REASON);
+        if (e->config.num_ranks == 1)
+            hvdl_break_on_all(e, e->giving_up.text);
+        else
+            atomic_store(&e->giving_up.wanted, true);
+        atomic_store(&e->driving.has_more, true);
+    }
+    pthread_mutex_unlock(&e->giving_up.lock);
+    if (e->config.num_ranks == 1)
+        return;
+    hvdl_shm_kick(&e->shm);
+    hvdl_wake_thread(e);
+    hvdl_engine_poll(e);
 }
 
 /* ---- what it says of itself ---- */
