@@ -7,12 +7,12 @@
 #include "courses/adasum.h"
 #include "engine/breaking.h"
 #include "engine/state.h"
-#include "matching/control.h"
 #include "matching/join.h"
 #include "matching/tags.h"
 #include "operations/plans.h"
 #include "operations/queue.h"
 #include "transfers/transfers.h"
+#include "watching/inquiries.h"
 #include "watching/stall.h"
 #include "watching/standstill.h"
 

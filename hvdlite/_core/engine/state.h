@@ -15,12 +15,7 @@
 #include "matching/matching_state.h"
 #include "operations/operations_state.h"
 #include "transfers/transfers_state.h"
-#include "watching/circle.h"
-#include "watching/inquiries.h"
-#include "watching/roll_call.h"
-#include "watching/silence.h"
-#include "watching/stall.h"
-#include "watching/standstill.h"
+#include "watching/watching_state.h"
 
 /* Written by drive.c. */
 typedef struct {

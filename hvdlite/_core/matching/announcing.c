@@ -8,8 +8,8 @@
 #include "engine/breaking.h"
 #include "engine/state.h"
 #include "matching/weights.h"
+#include "operations/activity.h"
 #include "operations/facts.h"
-#include "watching/stall.h"
 
 struct hvdl_deferred {
     hvdl_deferred *next;

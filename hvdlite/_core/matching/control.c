@@ -18,6 +18,10 @@
 #include "matching/soundness.h"
 #include "matching/tags.h"
 #include "operations/plans.h"
+#include "watching/inquiries.h"
+#include "watching/roll_call.h"
+#include "watching/silence.h"
+#include "watching/standstill.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 

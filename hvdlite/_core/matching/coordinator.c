@@ -24,7 +24,6 @@
 #include "matching/tags.h"
 #include "matching/tiny.h"
 #include "operations/facts.h"
-#include "operations/plans.h"
 
 /* An operation that this host's leader has asked about. */
 typedef struct {

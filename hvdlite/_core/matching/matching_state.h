@@ -7,7 +7,7 @@
 #include "host/shm.h"
 #include "net/wire.h"
 #include "operations/operations_state.h"
-#include "watching/stall.h"
+#include "watching/watching_state.h"
 
 /* ---- within this host ---- */
 

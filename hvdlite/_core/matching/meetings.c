@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/state.h"
-#include "operations/plans.h"
 
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
 {

@@ -9,7 +9,6 @@
 #include "matching/messages.h"
 #include "operations/facts.h"
 #include "watching/report.h"
-#include "watching/stall.h"
 #include "watching/standing.h"
 
 bool hvdl_message_fits(const hvdl_message *message, const char *at, const char *end)

@@ -9,11 +9,11 @@
 #include "engine/state.h"
 #include "engine/waking.h"
 #include "matching/meetings.h"
+#include "operations/activity.h"
 #include "operations/black_box.h"
 #include "operations/facts.h"
 #include "operations/queue.h"
 #include "operations/recording.h"
-#include "watching/stall.h"
 
 void hvdl_set_state(hvdl_engine *e, hvdl_operation *op, hvdl_state state)
 {

@@ -9,7 +9,7 @@
 #include "base/table.h"
 #include "courses/courses_state.h"
 #include "engine/engine.h"
-#include "watching/stall.h"
+#include "watching/watching_state.h"
 
 typedef struct hvdl_meeting hvdl_meeting;   /* matching_state.h */
 typedef struct hvdl_transfer hvdl_transfer; /* transfers_state.h */

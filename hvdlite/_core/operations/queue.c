@@ -5,7 +5,6 @@
 
 #include "engine/state.h"
 #include "engine/waking.h"
-#include "matching/meetings.h"
 #include "operations/operations.h"
 #include "operations/plans.h"
 

@@ -10,9 +10,7 @@
 
 #include "engine/breaking.h"
 #include "engine/state.h"
-#include "matching/meetings.h"
 #include "operations/operations.h"
-#include "operations/plans.h"
 #include "transfers/transfer_texts.h"
 
 /* ---- what waits, by source and tag ---- */

@@ -8,7 +8,6 @@
 
 #include "engine/giving_up.h"
 #include "engine/state.h"
-#include "matching/control.h"
 #include "matching/coordinator.h"
 #include "matching/messages.h"
 #include "watching/report.h"

@@ -37,8 +37,6 @@ hvdl_meeting *hvdl_meeting_of(hvdl_engine *engine, hvdl_key key, uint64_t run);
 /* It is known here that all ranks have posted it. */
 bool hvdl_is_agreed(const hvdl_engine *engine, const hvdl_meeting *meeting);
 
-/* What a rank of this host last did. */
-hvdl_shm_last hvdl_last_of(const hvdl_engine *engine, int local);
 /* The ranks of this host: which have posted, and what the others last did. Where it is known that all
  * have posted, neither. lasts: by local rank; what had been posted by then has been read. */
 void hvdl_describe_host(hvdl_engine *engine, const hvdl_late *what, const hvdl_shm_last *lasts,

@@ -12,7 +12,6 @@
 #include "engine/placement.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
-#include "matching/control.h"
 #include "matching/coordinator.h"
 #include "matching/messages.h"
 #include "operations/plans.h"

@@ -6,10 +6,9 @@
 #include <string.h>
 
 #include "engine/state.h"
-#include "matching/control.h"
 #include "matching/messages.h"
+#include "watching/inquiries.h"
 #include "watching/report.h"
-#include "watching/stall.h"
 
 #define ASK_AGAIN_NS 1000000000ull /* about what gives up: is the host still there? */
 

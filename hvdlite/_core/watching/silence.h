@@ -3,31 +3,11 @@
 #ifndef HVDL_SILENCE_H
 #define HVDL_SILENCE_H
 
-#include "engine/engine.h"
-#include "watching/stall.h"
+#include "matching/messages.h"
 
 /* Whoever owes an answer and gives no sign of life for so long is taken for stopped. Longer than a leader
  * that does nothing sleeps. */
 #define HVDL_PATIENCE_NS 1500000000ull
-
-typedef struct hvdl_question hvdl_question;
-
-typedef struct {
-    uint64_t heard_ns; /* a message of the stall check has come */
-    bool silent;       /* it did not answer, and nothing has come since */
-} hvdl_host_signs;
-
-/* Written by silence.c. */
-typedef struct {
-    hvdl_host_signs *hosts;    /* several hosts */
-    uint64_t *ranks_heard_ns;  /* by local rank: when an entry about what is late was read */
-    hvdl_question *questions;  /* the leader's: another host must speak about these */
-    uint64_t looked_ns;        /* the last look */
-    uint64_t awake_ns;         /* since then there was no long time between two looks */
-    uint64_t standing_at;      /* where in the journal this rank reads */
-    uint64_t standing_from_ns; /* and since when, if it should read on or append and can't */
-    int num_standing_reports;
-} hvdl_silence;
 
 hvdl_err hvdl_silence_make(hvdl_engine *engine);
 void hvdl_silence_free(hvdl_engine *engine);
@@ -66,5 +46,9 @@ void hvdl_say_standstill(hvdl_engine *engine, hvdl_operation *operation, const c
 
 /* Finds who is silent, and has this rank speak where it must. */
 void hvdl_silence_look(hvdl_engine *engine, uint64_t now);
+
+/* ---- messages ---- */
+
+void hvdl_on_heard(hvdl_engine *engine, const hvdl_message *message);
 
 #endif

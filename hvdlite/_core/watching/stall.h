@@ -2,61 +2,11 @@
 #ifndef HVDL_STALL_H
 #define HVDL_STALL_H
 
-#include "base/descriptors.h"
-#include "engine/engine.h"
-#include "host/shm.h"
-
-typedef struct hvdl_due hvdl_due;
+#include "engine/state.h"
 
 /* The question about what all ranks call once for each batch. */
 extern const char hvdl_uneven[];
 
-/* A late operation, in the journal and in messages. */
-typedef struct {
-    hvdl_key key;
-    uint64_t run; /* of a plan: its number */
-    uint64_t age_ns;
-    int32_t kind;
-    int32_t gives_up;    /* the limit after which everything fails has passed, too */
-    int32_t report;      /* it is reported again and again: from 0 */
-    int32_t attempt;     /* at this report, from 0: the ranks that should have spoken did not */
-    int32_t comes_again; /* hvdl_comes_again */
-    int32_t is_asked;    /* between hosts: the reporting host waits for the coordinator's answer */
-    int32_t in_words;
-    char name[128];             /* or words; plain */
-    char site[HVDL_SITE_BYTES]; /* where the reporting rank's script calls it; empty: not known */
-} hvdl_late;
-
-#define HVDL_NUM_REDUCED 128 /* a power of two */
-
-/* Written by stall.c. */
-typedef struct {
-    hvdl_due *due, *due_last;
-    hvdl_shm_last *survey; /* what the ranks of this host last did */
-    uint64_t next_look_ns;
-    bool told; /* something has been late: what ends may have been reported */
-    uint64_t
-        reduced[HVDL_NUM_REDUCED]; /* keys of allreduces that have ended well, each in its slot */
-} hvdl_stall;
-
-/* Of one operation. Written by stall.c. */
-typedef struct {
-    bool announced; /* its report is in the journal, and not read yet */
-    bool said;      /* this rank reported it, and it had no meeting to note that in */
-} hvdl_lateness;
-
-/* Of one meeting: the journal says so, but for the times and `said`. Written by stall.c. */
-typedef struct {
-    int num_reports; /* that have begun */
-    bool given_up;   /* and so has failing everything */
-    int attempt;     /* of the last one */
-    int speaker;     /* local rank: that must speak now */
-    bool taken;      /* it has */
-    uint64_t since_ns;
-    bool said; /* this rank has reported it */
-} hvdl_reporting;
-
-hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity activity);
 /* An allreduce has ended well. */
 void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 /* Is it an allreduce once more, as in a loop over batches: of a name that has ended well before, unnamed after
@@ -65,8 +15,6 @@ void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation);
 /* A failure's text, and that a rank may have run out of batches; in `to`, which is returned. */
 const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);
-/* For the other ranks of the host to read, with the time. */
-void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);

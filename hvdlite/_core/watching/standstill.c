@@ -22,7 +22,6 @@
 #include "courses/pieces.h"
 #include "engine/breaking.h"
 #include "engine/state.h"
-#include "matching/control.h"
 #include "matching/messages.h"
 #include "watching/report.h"
 #include "watching/standing.h"
