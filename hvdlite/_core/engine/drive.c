@@ -38,7 +38,6 @@ static void look_around(hvdl_engine *e, bool for_dead)
         hvdl_look_for_dead(e);
     hvdl_stall_look(e);
     hvdl_standstill_look(e);
-    hvdl_circle_look(e);
     hvdl_end_broken(e);
 }
 

@@ -14,7 +14,6 @@
 #include "courses/adasum.h"
 #include "matching/announcing.h"
 #include "engine/breaking.h"
-#include "watching/circle.h"
 #include "engine/drive.h"
 #include "engine/engine.h"
 #include "engine/giving_up.h"
@@ -130,7 +129,6 @@ struct hvdl_engine {
     hvdl_inquiries inquiries;
     hvdl_silence silence;
     hvdl_standstill standstill;
-    hvdl_circle circle;
     hvdl_transfers transfers;
     hvdl_failure failure;
     hvdl_roll_calls roll_calls; /* any thread */

@@ -45,15 +45,6 @@ void hvdl_meetings_free(hvdl_engine *e)
     free(e->meetings.by_id.slots);
 }
 
-void hvdl_meeting_drop(hvdl_engine *e, hvdl_meeting *meeting)
-{
-    if (meeting->plan)
-        meeting->plan->collecting = NULL;
-    else
-        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
-    hvdl_meeting_free(meeting);
-}
-
 static hvdl_meeting *new_meeting(const hvdl_engine *e, uint64_t id)
 {
     size_t ranks = (size_t)e->placement.local_size;
@@ -441,7 +432,6 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
     case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
     case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;
-    case HVDL_ENTRY_CIRCLE: hvdl_read_circle(e, entry); return;
     case HVDL_ENTRY_LETTER: hvdl_read_letter(e, entry); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;

@@ -45,8 +45,6 @@ hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 /* Begins what is complete now that a rank has joined. */
 void hvdl_complete_meetings(hvdl_engine *engine);
 void hvdl_meeting_free(hvdl_meeting *meeting);
-/* It is as if no rank of this host had posted it; its operation on this rank must have ended. */
-void hvdl_meeting_drop(hvdl_engine *engine, hvdl_meeting *meeting);
 /* Its operation on this rank ends. */
 static inline void hvdl_meeting_leave(hvdl_meetings *meetings, hvdl_meeting *meeting)
 {
