@@ -225,11 +225,6 @@ def use_tensors(
     ops of this type. changed: is called with each tensor that will be written. Returns whether it
     can be used; False if the functions are of an unknown version."""
 
-def use_alone(is_alone: Callable[[], bool], /) -> None:
-    """is_alone: called by a thread that has waited in an operation for some 200 ms, and again as it
-    goes on to wait: whether no other thread of this process could post an operation meanwhile. What
-    it raises is raised by `wait`."""
-
 def park(native_id: int, /) -> None:
     """Python is about to end: if the thread of this `native_id` waits for an operation, or begins
     to, it does not come back from there, whether the operation ends or not. One thread of a

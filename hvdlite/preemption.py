@@ -14,7 +14,7 @@ import torch
 from hvdlite.collectives import allreduce_
 from hvdlite.ops import Max
 from hvdlite.world import world
-from hvdlite.world.process import alone, c_handlers
+from hvdlite.world.process import c_handlers
 from hvdlite.world.telling import launcher_link, logs
 from hvdrun.for_hvdlite import notes
 
@@ -40,7 +40,6 @@ class _Notice:
         self.is_known = False  # all ranks have agreed, and hvdrun knows
         self.former: dict[int, Any] = {}
         self.in_c: dict[int, Callable[[int], object]] = {}  # handlers that Python does not know
-        alone.add_own_handler(self.on_signal, self.former.get)
         for number in SIGNALS:
             former = signal.getsignal(number)
             if former != signal.SIG_IGN:  # whoever ignores a signal means it

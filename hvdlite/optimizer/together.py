@@ -18,7 +18,6 @@ import torch
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import program, waits
-from hvdlite.optimizer.backward_pass import current_task
 from hvdlite.optimizer.buckets.positions import error_in_words
 from hvdlite.optimizer.overlap import on_the_way
 from hvdlite.optimizer.round import Round
@@ -30,14 +29,8 @@ if TYPE_CHECKING:
 # Those whose hooks live.
 alive: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
-# A rank that waits for the round of one optimizer looks so often whether another's is given up. The
-# engine takes a wait of 0.2 s for one that only another rank can end (watching/circle.c), and those
-# of this rank and of one that gives up would be a circle.
+# A rank that waits for the round of one optimizer looks so often whether another's is given up.
 _LOOKS_EVERY_S = 0.1
-# After some looks within a backward it waits for longer, so that a real circle is named; none is an
-# error there.
-_SHORT_LOOKS = 20
-_LOOKS_LATER_EVERY_S = 1.0
 
 
 def give_up_rounds(reducer: Reducer) -> None:
@@ -166,10 +159,8 @@ def _first_to_end(several: Sequence[Reducer]) -> Reducer:
 def _given_up_before_the_first(several: Sequence[Reducer]) -> Reducer:
     """Or the first one, when its round has ended."""
     first, *others = several
-    looks = 0
     round_ = _round_of(first)
-    while not round_.ends_within(_LOOKS_EVERY_S if looks < _SHORT_LOOKS else _LOOKS_LATER_EVERY_S):
-        looks += current_task() != -1
+    while not round_.ends_within(_LOOKS_EVERY_S):
         for each in others:
             if _round_of(each).is_given_up():
                 return each

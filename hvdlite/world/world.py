@@ -14,7 +14,6 @@ from hvdlite import _core
 from hvdlite.errors import NotInitializedError
 from hvdlite.world.config import Config
 from hvdlite.world.meeting import mpi
-from hvdlite.world.process.alone import is_alone
 from hvdlite.world.teams import sent_bytes
 from hvdlite.world.teams.algorithm_table import AlgorithmTable
 from hvdlite.world.teams.placement import Placement
@@ -123,9 +122,6 @@ class World:
         for tell in self.teams_changed:
             tell()
 
-
-# A call that waits for long asks whether another thread could end it.
-_core.use_alone(is_alone)
 
 active: World | None = None
 # This process has left a world with servers: they have ended, so that world can't be made again.

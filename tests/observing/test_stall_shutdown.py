@@ -26,11 +26,6 @@ def start(name, process_set=hvd.global_process_set):
 
 
 def text_of(handle):
-    # Polled: ranks of a host that wait for each other would fail at once, as a circle.
-    deadline = time.monotonic() + DEADLINE_S
-    while not hvd.poll(handle):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.synchronize(handle)
     return plain(str(caught.value))
@@ -90,7 +85,6 @@ def rank_1_leaves_a_call_out():
 @pytest.mark.ranks(2)
 @pytest.mark.wide_in("mpich")
 def test_a_function_that_a_rank_leaves_out_matches_no_other_and_is_named(world):
-    # At once on one host, where they wait in a circle; else when the time is over.
     for text in world.run(rank_1_leaves_a_call_out, knobs=FAILS):
         assert "allgather 'broadcast_parameters #1'" in text
 
@@ -153,3 +147,37 @@ def without_warnings():
 def test_the_shutdown_time_counts_also_where_warnings_are_off(world):
     knobs = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "0", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "1"}
     assert len(set(world.run(without_warnings, knobs=knobs))) == 1
+
+
+def a_layer_thawed_on_one_rank():
+    hvd.init()
+    torch.manual_seed(1)
+    said, torch_model = Said(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    named = list(torch_model.named_parameters())
+    torch_model[1].requires_grad_(False)
+    plain = torch.optim.SGD(torch_model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named)
+    texts = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 3 and hvd.rank() == 1:
+            torch_model[1].requires_grad_(True)
+        try:
+            torch_model(torch.ones(2)).sum().backward()
+            optimizer.step()
+        except hvd.HorovodInternalError as error:
+            texts.append(str(error))
+    hvd.shutdown()
+    return texts, said.lines()
+
+
+@pytest.mark.ranks(2)
+def test_a_layer_that_one_rank_alone_has_thawed_is_told_by_its_parameters(world):
+    found = world.run(a_layer_thawed_on_one_rank, knobs=FAILS)
+    for (text,), lines in found:
+        # Whichever operation was late first.
+        assert "requires_grad" in text
+        told = [line for line in lines if "now requires_grad=True: 1.weight and 1.bias" in line]
+        assert any("rank 1 on" in line for line in told), lines
+        words = re.compile(r"plan '|consistency|bucket\.|DistributedOptimizer\.|batches")
+        assert not words.search("\n".join([text, *lines])), (text, lines)

@@ -21,7 +21,6 @@
 #include "net/streams.h"
 #include "operations/black_box.h"
 #include "transfers/transfers.h"
-#include "watching/circle.h"
 #include "watching/roll_call.h"
 #include "watching/stall.h"
 #include "watching/standstill.h"
@@ -38,7 +37,6 @@ static void look_around(hvdl_engine *e, bool for_dead)
         hvdl_look_for_dead(e);
     hvdl_stall_look(e);
     hvdl_standstill_look(e);
-    hvdl_circle_look(e);
     hvdl_end_broken(e);
 }
 

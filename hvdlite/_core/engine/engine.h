@@ -148,11 +148,6 @@ bool hvdl_operation_done(const hvdl_operation *operation);
 /* Drives the engine, or sleeps while another thread does, until the operation is done or timeout_ns
  * have passed. Returns whether it is done. */
 bool hvdl_operation_wait(hvdl_engine *engine, hvdl_operation *operation, long timeout_ns);
-/* A thread has waited in it for some time, and goes on to wait. alone: no other thread of this process can post
- * anything meanwhile. */
-void hvdl_operation_waits(hvdl_engine *engine, const hvdl_operation *operation, bool alone);
-/* It waits no more, for whatever reason; called before that thread does anything else. */
-void hvdl_operation_waits_no_more(hvdl_engine *engine, const hvdl_operation *operation);
 /* Where there is no progress thread: does what can be done now. */
 void hvdl_engine_poll(hvdl_engine *engine);
 

@@ -43,7 +43,6 @@ static void free_parts(hvdl_engine *e)
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
     pthread_mutex_destroy(&e->driving.lock);
-    pthread_mutex_destroy(&e->circle.lock);
     pthread_mutex_destroy(&e->roll_calls.lock);
     pthread_mutex_destroy(&e->giving_up.lock);
     free(e);
@@ -57,7 +56,6 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->queue.lock, NULL);
     pthread_mutex_init(&e->driving.lock, NULL);
     pthread_mutex_init(&e->recording.lock, NULL);
-    pthread_mutex_init(&e->circle.lock, NULL);
     pthread_mutex_init(&e->roll_calls.lock, NULL);
     pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;

@@ -89,7 +89,6 @@ struct hvdl_engine {
     hvdl_inquiries inquiries;
     hvdl_silence silence;
     hvdl_standstill standstill;
-    hvdl_circle circle;
     hvdl_transfers transfers;
     hvdl_failure failure;
     hvdl_roll_calls roll_calls; /* any thread */

@@ -52,7 +52,6 @@ typedef enum {
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
     HVDL_ENTRY_ROLL_CALL,   /* which ranks have not called an operation? */
     HVDL_ENTRY_ROLL_ANSWER, /* those of a host */
-    HVDL_ENTRY_CIRCLE,      /* ranks wait for each other: these operations fail, with this text */
     HVDL_ENTRY_LETTER,      /* from one rank to another one: transfers.h; id: the addressee */
     HVDL_ENTRY_LEAVE        /* a rank leaves */
 } hvdl_entry_type;
@@ -93,17 +92,6 @@ typedef struct {
     char name[HVDL_SHOWN_BYTES]; /* or words; cut */
 } hvdl_shm_last;
 
-/* The operation in which a rank has waited for some time, and which a rank of the host has not posted. */
-typedef struct {
-    uint64_t id;      /* of the wait; while it is the same, a rank alone has posted nothing */
-    uint64_t meeting; /* the position of its first posting in the journal */
-    uint64_t key_lo, key_hi, since_ns;
-    bool waits;                    /* else the rest means nothing */
-    int32_t kind, alone;           /* alone: no thread of its process can post anything meanwhile */
-    int32_t in_words, comes_again; /* hvdl_comes_again */
-    char name[HVDL_SHOWN_BYTES];   /* or words; cut */
-} hvdl_shm_wait;
-
 /* Written by its rank alone. Every line that others poll is its own, so that no store of one rank
  * takes away a line that another one polls for something else. */
 typedef struct {
@@ -122,8 +110,6 @@ typedef struct {
     _Alignas(128) _Atomic uint64_t looked_ns;
     _Atomic uint64_t place;
     _Atomic uint32_t awaits;
-    _Atomic uint32_t wait_sequence; /* circle.c; as last_sequence */
-    hvdl_shm_wait wait;
 } hvdl_shm_rank;
 
 typedef struct {

@@ -41,15 +41,6 @@ void hvdl_meetings_free(hvdl_engine *e)
     free(e->meetings.by_id.slots);
 }
 
-void hvdl_meeting_drop(hvdl_engine *e, hvdl_meeting *meeting)
-{
-    if (meeting->plan)
-        meeting->plan->collecting = NULL;
-    else
-        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
-    hvdl_meeting_free(meeting);
-}
-
 hvdl_meeting *hvdl_meeting_new(const hvdl_engine *e, uint64_t id)
 {
     size_t ranks = (size_t)e->placement.local_size;

@@ -9,8 +9,6 @@ hvdl_meeting *hvdl_meeting_new(const hvdl_engine *engine, uint64_t id);
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *engine, hvdl_key key);
 hvdl_meeting *hvdl_meeting_by_id(hvdl_engine *engine, uint64_t id);
 void hvdl_meeting_free(hvdl_meeting *meeting);
-/* It is as if no rank of this host had posted it; its operation on this rank must have ended. */
-void hvdl_meeting_drop(hvdl_engine *engine, hvdl_meeting *meeting);
 void hvdl_meetings_free(hvdl_engine *engine);
 /* Have all ranks of this host posted, or joined? */
 bool hvdl_meeting_complete(const hvdl_engine *engine, const hvdl_meeting *meeting);

@@ -25,7 +25,6 @@
 #include "operations/operations.h"
 #include "operations/plans.h"
 #include "transfers/transfers.h"
-#include "watching/circle.h"
 #include "watching/roll_call.h"
 #include "watching/stall.h"
 
@@ -418,7 +417,6 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
     case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
     case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;
-    case HVDL_ENTRY_CIRCLE: hvdl_read_circle(e, entry); return;
     case HVDL_ENTRY_LETTER: hvdl_read_letter(e, entry); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;

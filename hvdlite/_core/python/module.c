@@ -235,7 +235,6 @@ static PyMethodDef module_methods[] = {
     {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
     {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
-    {"use_alone", hvdl_py_use_alone, METH_O, NULL},
     {"park", hvdl_py_park, METH_O, NULL},
     {"tcp_connection", hvdl_py_tcp_connection, METH_O, NULL},
     {0},
@@ -396,7 +395,6 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->count_type);
     Py_VISIT(state->gradient_type);
     Py_VISIT(state->tensor_types);
-    Py_VISIT(state->is_alone);
     Py_VISIT(state->op_type);
     Py_VISIT(state->tensor_changed);
     Py_VISIT(state->is_neg);
@@ -425,7 +423,6 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->count_type);
     Py_CLEAR(state->gradient_type);
     Py_CLEAR(state->tensor_types);
-    Py_CLEAR(state->is_alone);
     Py_CLEAR(state->op_type);
     Py_CLEAR(state->tensor_changed);
     Py_CLEAR(state->is_neg);

@@ -18,7 +18,6 @@ typedef struct {
     PyTypeObject *arrivals_type, *count_type, *gradient_type;
     /* What use_tensors was given. */
     PyObject *tensor_types, *op_type, *tensor_changed;
-    PyObject *is_alone; /* what use_alone was given; NULL: it was not called */
     int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
     /* The names of methods of tensors and storages. */
     PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
@@ -176,8 +175,6 @@ PyObject *hvdl_py_withdraw(PyObject *operation, PyObject *unused);
 /* 0: it is done, or that time of CLOCK_MONOTONIC (0: never) has come. -1: an exception (a signal
  * handler's). */
 int hvdl_py_wait(EngineObject *engine, hvdl_operation *operation, uint64_t deadline_ns);
-/* Has it called once a wait lasts: whether no other thread can post an operation. */
-PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone);
 PyObject *hvdl_py_park(PyObject *module, PyObject *number);
 /* Of one that is done: None, or the text of its failure. */
 PyObject *hvdl_py_outcome(hvdl_operation *operation);

@@ -62,35 +62,6 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
 
 #define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
 
-/* Of so many times SIGNAL_CHECK_NS; then the other ranks learn of it. */
-#define LONG_WAIT 4
-
-PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone)
-{
-    hvdl_py_state *state = PyModule_GetState(module);
-    PyObject *former = state->is_alone;
-    Py_INCREF(is_alone);
-    state->is_alone = is_alone;
-    Py_XDECREF(former);
-    Py_RETURN_NONE;
-}
-
-/* Runs Python. -1: an exception. */
-static int tell_wait(EngineObject *self, hvdl_operation *operation)
-{
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    int alone = 0;
-    if (state->is_alone) {
-        PyObject *answer = PyObject_CallFunctionObjArgs(state->is_alone, NULL);
-        alone = answer ? PyObject_IsTrue(answer) : -1;
-        Py_XDECREF(answer);
-        if (alone < 0)
-            return -1;
-    }
-    hvdl_operation_waits(self->engine, operation, alone);
-    return 0;
-}
-
 /* For how long to wait before the next look at signals; 0: the time is over. */
 static long round_ns(uint64_t deadline_ns)
 {
@@ -126,19 +97,13 @@ static void stay_if_parked(void)
 int hvdl_py_wait(EngineObject *self, hvdl_operation *operation, uint64_t deadline_ns)
 {
     hvdl_engine *engine = self->engine;
-    int failed = 0, rounds = 0;
+    int failed = 0;
     long limit_ns;
-    for (; !failed && !hvdl_operation_done(operation); rounds++) {
-        if (!(limit_ns = round_ns(deadline_ns)))
-            break;
+    while (!failed && !hvdl_operation_done(operation) && (limit_ns = round_ns(deadline_ns))) {
         Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, limit_ns);
         stay_if_parked();
         Py_END_ALLOW_THREADS failed = PyErr_CheckSignals();
-        if (!failed && rounds >= LONG_WAIT)
-            failed = tell_wait(self, operation);
     }
-    if (rounds > LONG_WAIT)
-        hvdl_operation_waits_no_more(engine, operation);
     return failed;
 }
 

@@ -109,16 +109,4 @@ typedef struct {
     _Atomic bool waiting; /* a call has not begun yet: the driver looks */
 } hvdl_roll_calls;
 
-/* Of the thread that waits in an operation. Written by circle.c, under `lock`: any thread. */
-typedef struct {
-    pthread_mutex_t lock;
-    uint64_t waits_in; /* the number of its operation; 0: no thread waits for long */
-    uint64_t id;       /* of the wait */
-    bool alone;        /* no other thread of this process could post anything */
-    bool published;    /* to the other ranks of the host */
-    /* the driver's */
-    uint64_t next_look_ns;
-    uint64_t told; /* the circle that was reported last, as the sum of its meetings */
-} hvdl_circle;
-
 #endif

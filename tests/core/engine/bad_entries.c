@@ -168,7 +168,7 @@ static void give_up(const char *how, hvdl_operation *op)
     size_t bytes = strcmp(how, "empty") ? sizeof text : 0;
     memset(text, 'x', sizeof text);
     write_entry(HVDL_ENTRY_GIVE_UP, text, bytes);
-    write_entry(HVDL_ENTRY_CIRCLE + 100, text, sizeof text); /* what lies behind it */
+    write_entry(HVDL_ENTRY_LEAVE + 100, text, sizeof text); /* what lies behind it */
     for (int i = 0; i < 100 && !hvdl_operation_done(op); i++)
         hvdl_engine_poll(engines[0]);
     const char *error = hvdl_operation_done(op) ? hvdl_operation_error(op) : "pending";
