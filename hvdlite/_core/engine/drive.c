@@ -29,14 +29,20 @@
 
 #define SWEEPS_BETWEEN_STALL_LOOKS 4096 /* where it never sleeps */
 
+static void look_for_late(hvdl_engine *e)
+{
+    if (hvdl_stall_look(e))
+        hvdl_transfers_stall_look(e, hvdl_now_ns());
+    hvdl_standstill_look(e);
+}
+
 /* What a sweep does not see: ranks of this host that died or were broken, and what is late. */
 static void look_around(hvdl_engine *e, bool for_dead)
 {
     hvdl_heed_verdict(e); /* before what a rank that failed with it leaves behind */
     if (for_dead)
         hvdl_look_for_dead(e);
-    hvdl_stall_look(e);
-    hvdl_standstill_look(e);
+    look_for_late(e);
     hvdl_end_broken(e);
 }
 
@@ -72,10 +78,9 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
     if (e->stall.due)
-        hvdl_stall_tell(e, &progressed);
+        hvdl_stall_tell(e, hvdl_read_journal, &progressed);
     if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0) {
-        hvdl_stall_look(e);
-        hvdl_standstill_look(e);
+        look_for_late(e);
     }
     if (atomic_load_explicit(&e->driving.has_more, memory_order_relaxed))
         progressed |= step_more(e);

@@ -2,11 +2,10 @@
  * alone writes its struct, and only in the driver, the thread that holds `driving.lock`, unless the header
  * says otherwise. Other files read the struct, or call the owner to change it.
  *
- * The folders engine, operations, matching, courses, transfers and watching are one state machine: they share
- * these structs and call each other in circles. A sweep (drive.c) drains the queue (announcing.c) and reads the
- * journal (replay.c); entries begin operations (pieces.c, tiny.c) or ask the other hosts (control.c,
- * coordinator.c); an operation that ends (operations.c) announces and begins others. They import base, kernels,
- * host and net, and are imported by python alone. */
+ * The folders engine, operations, matching, courses, transfers and watching share these structs. A sweep (drive.c)
+ * hands on what callers have posted (drain.c) and reads the journal (replay.c) and messages (control.c); these begin
+ * operations (pieces.c, tiny.c) or ask the other hosts (coordinator.c). Calls go down; what happens below is told
+ * above by `callbacks`. See docs/design/core.md. */
 #ifndef HVDL_STATE_H
 #define HVDL_STATE_H
 

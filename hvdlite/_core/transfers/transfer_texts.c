@@ -10,7 +10,6 @@
 #include "engine/state.h"
 #include "transfers/transfers.h"
 #include "watching/report.h"
-#include "watching/silence.h"
 
 void hvdl_name_transfer(bool is_send, int peer, int tag, char *to, size_t room)
 {

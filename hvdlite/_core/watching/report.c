@@ -363,3 +363,13 @@ void hvdl_say_going_on(hvdl_engine *e, hvdl_late what)
     hvdl_describe_going_on(&what, text);
     hvdl_say(e, text);
 }
+
+#define MAX_DOUBLINGS 20             /* of the time at which a report is due */
+#define LEAST_PAUSE_NS 4000000000ull /* between two reports */
+
+bool hvdl_report_is_due(const hvdl_engine *e, uint64_t age_ns, int report)
+{
+    uint64_t first = e->config.stall_warning_ns;
+    return first && age_ns > first << (report < MAX_DOUBLINGS ? report : MAX_DOUBLINGS) &&
+           age_ns > first + (uint64_t)report * LEAST_PAUSE_NS;
+}

@@ -60,6 +60,8 @@ void hvdl_describe_late(const hvdl_late *what, const char *posted, const char *m
                         hvdl_advice advice, const char *asker, char text[HVDL_TEXT_BYTES]);
 /* It was reported, and goes on. */
 void hvdl_describe_going_on(const hvdl_late *what, char text[HVDL_TEXT_BYTES]);
+/* Is the next report due of what has waited for so long, and was reported so often? */
+bool hvdl_report_is_due(const hvdl_engine *engine, uint64_t age_ns, int report);
 /* To the user. */
 void hvdl_say(const hvdl_engine *engine, const char *text);
 /* To the user, and to the launcher, which can find out where the ranks are. */

@@ -35,7 +35,6 @@ void hvdl_take_back_question(hvdl_engine *engine, const hvdl_late *what);
 
 /* ---- how a rank speaks: stall.c ---- */
 
-bool hvdl_report_is_due(const hvdl_engine *engine, uint64_t age_ns, int report);
 /* It describes its host and says that, as a host that should have spoken is silent, or a rank (-1). */
 void hvdl_speak_here(hvdl_engine *engine, const hvdl_late *what, uint64_t id, int silent_host);
 /* To the ranks of this host: this one has spoken, or asked another host. */

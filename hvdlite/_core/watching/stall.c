@@ -19,18 +19,14 @@
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/messages.h"
-#include "matching/replay.h"
 #include "operations/activity.h"
 #include "operations/facts.h"
-#include "transfers/transfers.h"
 #include "watching/inquiries.h"
 #include "watching/report.h"
 #include "watching/silence.h"
 
-#define LOOK_NS 250000000ull         /* between two looks */
-#define MAX_LATE 512                 /* operations found in one look */
-#define MAX_DOUBLINGS 20             /* of the time at which a report is due */
-#define LEAST_PAUSE_NS 4000000000ull /* between two reports */
+#define LOOK_NS 250000000ull /* between two looks */
+#define MAX_LATE 512         /* operations found in one look */
 
 /* A description of this host's ranks that is due. */
 struct hvdl_due {
@@ -173,7 +169,7 @@ static void tell(hvdl_engine *e, const hvdl_due *due)
 /* Reads first what each rank last did, then the journal as far as it went at that time: so no report calls a
  * rank missing and says as well that it is in the operation, or has ended it. False: a rank is just writing
  * to the journal. */
-static bool survey(hvdl_engine *e, bool *progressed)
+static bool survey(hvdl_engine *e, bool (*read_journal)(hvdl_engine *), bool *progressed)
 {
     size_t bytes = (size_t)e->placement.local_size * sizeof *e->stall.survey;
     if (!e->stall.survey && !(e->stall.survey = malloc(bytes)))
@@ -181,14 +177,14 @@ static bool survey(hvdl_engine *e, bool *progressed)
     for (int r = 0; r < e->placement.local_size; r++)
         e->stall.survey[r] = hvdl_last_of(e, r);
     uint64_t tail = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
-    *progressed |= hvdl_read_journal(e);
+    *progressed |= read_journal(e);
     return e->shm.read_position >= tail;
 }
 
 /* One by one, as printing a text may take long. */
-void hvdl_stall_tell(hvdl_engine *e, bool *progressed)
+void hvdl_stall_tell(hvdl_engine *e, bool (*read_journal)(hvdl_engine *), bool *progressed)
 {
-    while (e->stall.due && survey(e, progressed)) {
+    while (e->stall.due && survey(e, read_journal, progressed)) {
         hvdl_due *due = next_due(e);
         tell(e, due);
         free(due);
@@ -269,13 +265,6 @@ void hvdl_say_standstill(hvdl_engine *e, hvdl_operation *op, const char *text, b
 
 /* ---- looking ---- */
 
-bool hvdl_report_is_due(const hvdl_engine *e, uint64_t age_ns, int report)
-{
-    uint64_t first = e->config.stall_warning_ns;
-    return first && age_ns > first << (report < MAX_DOUBLINGS ? report : MAX_DOUBLINGS) &&
-           age_ns > first + (uint64_t)report * LEAST_PAUSE_NS;
-}
-
 /* All unnamed ones are of one kind. */
 static uint64_t reduced_key(const hvdl_operation *op)
 {
@@ -328,7 +317,7 @@ static bool is_late(const hvdl_engine *e, const hvdl_operation *op, uint64_t now
            hvdl_speaker_is_silent(e, reporting, now);
 }
 
-void hvdl_stall_look(hvdl_engine *e)
+bool hvdl_stall_look(hvdl_engine *e)
 {
     hvdl_operation *found[MAX_LATE];
     hvdl_late how;
@@ -336,11 +325,10 @@ void hvdl_stall_look(hvdl_engine *e)
     uint64_t now = hvdl_now_ns();
     if ((!e->config.stall_warning_ns && !e->config.stall_shutdown_ns) ||
         now < e->stall.next_look_ns)
-        return;
+        return false;
     e->stall.next_look_ns = now + LOOK_NS;
     hvdl_silence_look(e, now);
     hvdl_inquiries_look(e, now);
-    hvdl_transfers_stall_look(e, now);
     /* What is in flight is ended by the driver alone, which this is. */
     pthread_mutex_lock(&e->queue.lock);
     for (size_t i = 0; i < e->queue.in_flight.num_slots && count < MAX_LATE; i++)
@@ -359,4 +347,5 @@ void hvdl_stall_look(hvdl_engine *e)
         hvdl_entry entry = {.type = HVDL_ENTRY_REPORTED, .id = op->meeting->id};
         hvdl_announce(e, entry, &what, sizeof what);
     }
+    return true;
 }

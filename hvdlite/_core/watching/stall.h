@@ -15,13 +15,13 @@ void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation);
 /* A failure's text, and that a rank may have run out of batches; in `to`, which is returned. */
 const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);
-/* Looks for operations that are late, now and then. */
-void hvdl_stall_look(hvdl_engine *engine);
+/* Looks for operations that are late, now and then. Returns whether it did. */
+bool hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
 void hvdl_read_taken(hvdl_engine *engine, const hvdl_entry *entry);
 /* Says what is due of this host's ranks, if enough of the journal can be read. *progressed is set,
  * never cleared. */
-void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
+void hvdl_stall_tell(hvdl_engine *engine, bool (*read_journal)(hvdl_engine *), bool *progressed);
 /* Describes this host's ranks to the coordinator on `host` that asks, when that is due. */
 void hvdl_describe_to(hvdl_engine *engine, int host, const hvdl_late *what);
 /* An operation ends: the inquiries about it end, too. */
