@@ -9,20 +9,7 @@ from torch import nn
 import hvdlite as hvd
 from tests.collectives.test_adasum import combined
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import (
-    OPTIMIZERS,
-    assert_bitwise_equal_on_all_ranks,
-    assert_same_parameters,
-    batches,
-    loss_of,
-    mine,
-    model,
-    numbered,
-    of_any_kind,
-    own,
-    same_on_all_ranks,
-    sgd,
-)
+from tests.optimizer import models
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.mpis("mpich")]
 
@@ -48,23 +35,23 @@ def step_of_all(nets, optimizers):
 
 def follows_the_formula(make, passes, process_set):
     size = process_set.size()
-    nets, net = [model() for _ in range(size)], model()
-    optimizers = [OPTIMIZERS[make](each.parameters()) for each in nets]
+    nets, net = [models.model() for _ in range(size)], models.model()
+    optimizers = [models.OPTIMIZERS[make](each.parameters()) for each in nets]
     optimizer = hvd.DistributedOptimizer(
-        OPTIMIZERS[make](net.parameters()),
+        models.OPTIMIZERS[make](net.parameters()),
         net.named_parameters(),
         op=hvd.Adasum,
         backward_passes_per_step=passes,
         process_set=process_set,
     )
-    data = list(batches(6 * passes, 2, size))
+    data = list(models.batches(6 * passes, 2, size))
     for first in range(0, len(data), passes):
         for one in (optimizer, *optimizers):
             one.zero_grad()
         for x, y in data[first : first + passes]:
             for r, other in enumerate(nets):
-                loss_of(other, own(x, r, size), own(y, r, size)).backward()
-            loss_of(net, *mine(x, y, of=process_set)).backward()
+                models.loss_of(other, models.own(x, r, size), models.own(y, r, size)).backward()
+            models.loss_of(net, *models.mine(x, y, of=process_set)).backward()
         # What is clipped is this rank's own.
         norms = [nn.utils.clip_grad_norm_(each.parameters(), 1.0) for each in nets]
         optimizer.synchronize()
@@ -74,11 +61,11 @@ def follows_the_formula(make, passes, process_set):
             optimizer.step()
         step_of_all(nets, optimizers)
         # Adam makes much of the last digits of what is almost zero.
-        assert_same_parameters(net, nets[0], rtol=1e-6, atol=1e-9)
+        models.assert_same_parameters(net, nets[0], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.wide_in(4)
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("make", models.OPTIMIZERS)
 @pytest.mark.parametrize("passes", [1, 2])
 @on_ranks(1, 2, 3, 4, hosts=("2,1",))
 def test_the_parameters_follow_the_formula_over_the_ranks_own_steps(make, passes):
@@ -99,7 +86,7 @@ def test_a_rank_that_does_not_change_a_parameter_adds_nothing():
     rank, size = hvd.rank(), hvd.size()
     a, b, c = (nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(3))
     frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-    optimizer = sgd([a, b, c, frozen], op=hvd.Adasum)
+    optimizer = models.sgd([a, b, c, frozen], op=hvd.Adasum)
     directions = [torch.tensor([1.0, r], dtype=torch.float64) for r in range(size)]
     for _ in range(2):
         optimizer.zero_grad()
@@ -115,7 +102,7 @@ def test_a_rank_that_does_not_change_a_parameter_adds_nothing():
 @on_ranks()
 def test_a_closure_runs_within_the_ranks_own_step():
     p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    optimizer = sgd([p], lr=0.5, op=hvd.Adasum)
+    optimizer = models.sgd([p], lr=0.5, op=hvd.Adasum)
     target = torch.arange(3) + float(hvd.rank())
     alone = torch.zeros(3, dtype=torch.float64)
 
@@ -139,10 +126,10 @@ def test_a_closure_runs_within_the_ranks_own_step():
 @on_ranks()
 def test_parameters_of_any_kind_are_combined_compressed_or_not(compression):
     rank, size = hvd.rank(), hvd.size()
-    table, params = nn.Embedding(4, 2, sparse=True), of_any_kind()
-    optimizer = sgd([*params.values(), table.weight], op=hvd.Adasum, compression=compression)
+    table, params = nn.Embedding(4, 2, sparse=True), models.of_any_kind()
+    optimizer = models.sgd([*params.values(), table.weight], op=hvd.Adasum, compression=compression)
     start = table.weight.detach().clone()
-    (numbered(params.values(), rank) + table(torch.tensor([rank])).sum()).backward()
+    (models.numbered(params.values(), rank) + table(torch.tensor([rank])).sum()).backward()
     optimizer.step()
     tolerance = 2e-2 if compression is hvd.Compression.bf16 else 1e-2
     for p in params.values():
@@ -176,7 +163,7 @@ def test_a_rank_whose_gradients_overflow_adds_nothing_to_the_step(how):
         scaler.update()
         expected += adasum([-d * (r not in overflowing) for r, d in enumerate(directions)])
         torch.testing.assert_close(p.detach(), expected)
-        assert_bitwise_equal_on_all_ranks(nn.ParameterList([p]))
+        models.assert_bitwise_equal_on_all_ranks(nn.ParameterList([p]))
     # Each rank's scale is its own.
     assert scaler.get_scale() == (256.0 if rank == size - 1 else 512.0)
 
@@ -184,12 +171,12 @@ def test_a_rank_whose_gradients_overflow_adds_nothing_to_the_step(how):
 @on_ranks()
 def test_models_that_differ_are_an_error_that_changes_nothing():
     p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3 + hvd.rank()))
-    optimizer = sgd([p, q], names=[("p", p), ("q", q)], op=hvd.Adasum)
+    optimizer = models.sgd([p, q], names=[("p", p), ("q", q)], op=hvd.Adasum)
     for _ in range(2):
         (p.sum() + q.sum()).backward()
         with pytest.raises(hvd.HorovodInternalError) as caught:
             optimizer.step()
-        text = same_on_all_ranks(str(caught.value))
+        text = models.same_on_all_ranks(str(caught.value))
         assert "parameter 1 differs: 'q' float32[3] on rank 0, 'q' float32[4] on rank 1" in text
         assert not p.any(), "the parameters are as before"
 
@@ -198,8 +185,8 @@ def test_models_that_differ_are_an_error_that_changes_nothing():
 def test_it_outlives_shutdown_and_init_and_takes_new_parameters():
     """Another world, more parameters, and an optimizer of gradients before it."""
     p, q = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    former = sgd([p])
-    optimizer = sgd([p], op=hvd.Adasum)
+    former = models.sgd([p])
+    optimizer = models.sgd([p], op=hvd.Adasum)
     for passes in (1, 3):
         optimizer.set_backward_passes_per_step(passes)
         assert optimizer.backward_passes_per_step == passes

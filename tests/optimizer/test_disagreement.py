@@ -46,40 +46,24 @@ def grouped():
     return by_sgd(net, groups=[[net[0].bias]])
 
 
+DIVIDE, BY = "gradient_predivide_factor", "compression=Compression"
 WEIGHT, NONE, FP16 = "'1.weight' float32[5, 4]", "no such parameter", hvd.Compression.fp16
 # What the last rank has, and what the error says of the others and of it.
 CASES = {
     "shape": (lambda: by_sgd(stack(3, 4, 6)), WEIGHT, "'1.weight' float32[6, 4]"),
     "dtype": (
         lambda: by_sgd(stack(3, 4, 5, dtype=torch.float64)),
-        "parameter 0 differs: '0.weight' float32[4, 3]",
-        "'0.weight' float64[4, 3]",
+        *("parameter 0 differs: '0.weight' float32[4, 3]", "'0.weight' float64[4, 3]"),
     ),
-    "one more": (
-        lambda: by_sgd(stack(3, 4, 5, 6)),
-        "no such parameter",
-        "'2.weight' float32[6, 5]",
-    ),
-    "one fewer": (
-        lambda: by_sgd(stack(3, 4)),
-        f"parameter 2 differs: {WEIGHT}",
-        "no such parameter",
-    ),
+    "one more": (lambda: by_sgd(stack(3, 4, 5, 6)), NONE, "'2.weight' float32[6, 5]"),
+    "one fewer": (lambda: by_sgd(stack(3, 4)), f"parameter 2 differs: {WEIGHT}", NONE),
     "frozen": (frozen, f"{WEIGHT} with gradients", f"{WEIGHT} frozen"),
     "strides": (transposed, f"{WEIGHT} contiguous", f"{WEIGHT} with strides [1, 5]"),
     "order": (lambda: by_sgd(reverse=True), "'0.weight' float32[4, 3]", "'1.bias' float32[5]"),
     "group": (grouped, "'0.bias' float32[4] in no group", "'0.bias' float32[4] in group 0"),
     "op": (lambda: by_sgd(op=hvd.Sum), "op=Average", "op=Sum"),
-    "predivide": (
-        lambda: by_sgd(gradient_predivide_factor=2),
-        "gradient_predivide_factor=1.0",
-        "gradient_predivide_factor=2.0",
-    ),
-    "compression": (
-        lambda: by_sgd(compression=FP16),
-        "compression=Compression.none",
-        "compression=Compression.fp16",
-    ),
+    "predivide": (lambda: by_sgd(**{DIVIDE: 2}), f"{DIVIDE}=1.0", f"{DIVIDE}=2.0"),
+    "compression": (lambda: by_sgd(compression=FP16), f"{BY}.none", f"{BY}.fp16"),
     "sparse": (lambda: by_sgd(sparse_as_dense=True), "as_dense=False", "sparse_as_dense=True"),
     "optimizer": (by_adam, "optimizer=SGD", "optimizer=Adam"),
 }

@@ -23,11 +23,7 @@ def train(what, op, store):
     """At which of three steps an error comes, or -1 when it is wrapped; and the error."""
     file = torch.distributed.FileStore(store, hvd.size())
     torch.distributed.init_process_group(
-        "gloo",
-        store=file,
-        rank=hvd.rank(),
-        world_size=hvd.size(),
-        timeout=timedelta(seconds=60),
+        "gloo", store=file, rank=hvd.rank(), world_size=hvd.size(), timeout=timedelta(seconds=60)
     )
     made = -1
     try:

@@ -9,12 +9,7 @@ from torch import nn
 import hvdlite as hvd
 from hvdlite.world import world as worlds
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import (
-    SGD,
-    Twins,
-    assert_bitwise_equal_on_all_ranks,
-    sgd,
-)
+from tests.optimizer.models import SGD, Twins, assert_bitwise_equal_on_all_ranks, sgd
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 

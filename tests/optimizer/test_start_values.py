@@ -68,8 +68,7 @@ def test_different_values_are_one_warning_or_an_error_that_names_the_first_param
 
 @OPS
 @pytest.mark.parametrize(
-    ("how", "options"),
-    [("alike", {}), ("broadcast", {}), ("different", {"check_start": False})],
+    ("how", "options"), [("alike", {}), ("broadcast", {}), ("different", {"check_start": False})]
 )
 @on_ranks()
 def test_nothing_is_said_of_values_that_are_alike_or_not_compared(how, options, op):
@@ -80,10 +79,7 @@ def test_nothing_is_said_of_values_that_are_alike_or_not_compared(how, options, 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (
-            "torch's names",
-            "0 differs: 'a' float32[2] on rank 0, 'b' float32[2] on rank 1",
-        ),
+        ("torch's names", "0 differs: 'a' float32[2] on rank 0, 'b' float32[2] on rank 1"),
         ("no names", "All ranks have the same values, in another order; on every rank make the"),
     ],
 )

@@ -10,17 +10,7 @@ from torch import nn
 
 import hvdlite as hvd
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import (
-    Twins,
-    assert_bitwise_equal_on_all_ranks,
-    assert_same_parameters,
-    batches,
-    loss_of,
-    mean_over_ranks,
-    mine,
-    same_on_all_ranks,
-    sgd,
-)
+from tests.optimizer import models
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
@@ -43,13 +33,13 @@ def test_a_closure_may_take_arguments():
         return loss
 
     assert optimizer.step(closure).item() == 0.0
-    assert p.tolist() == [2.0 * mean_over_ranks(lambda r: r + 1)] * 2
+    assert p.tolist() == [2.0 * models.mean_over_ranks(lambda r: r + 1)] * 2
 
 
 @on_ranks()
 def test_step_after_synchronize_warns_once_and_does_not_reduce_twice():
     p = nn.Parameter(torch.zeros(1))
-    optimizer = sgd([p], op=hvd.Sum)
+    optimizer = models.sgd([p], op=hvd.Sum)
     (p * 2).backward()
     optimizer.synchronize()
     with optimizer.skip_synchronize():
@@ -80,31 +70,31 @@ def test_step_after_synchronize_warns_once_and_does_not_reduce_twice():
 def test_lbfgs_is_that_of_one_process_on_the_joined_batch(line_search_fn, op, max_iter):
     """Each rank has its own loss, far from the mean."""
     options = {"lr": 0.1, "max_iter": max_iter, "line_search_fn": line_search_fn}
-    twins = Twins(lambda params: torch.optim.LBFGS(params, **options), op=op)
+    twins = models.Twins(lambda params: torch.optim.LBFGS(params, **options), op=op)
     evaluations = []
 
     def closure(net, optimizer, factor, *batch):
         calls[net] += 1
         optimizer.zero_grad()
-        loss = loss_of(net, *batch) * factor
+        loss = models.loss_of(net, *batch) * factor
         loss.backward()
         return loss
 
-    for x, y in batches(5, 4, hvd.size()):
+    for x, y in models.batches(5, 4, hvd.size()):
         # Less noise on the last ranks: some could end their search earlier than others.
         y = y + torch.linspace(3, 0, len(y), dtype=y.dtype)[:, None]
         calls = collections.Counter()
         whole = functools.partial(closure, *twins.both[0], twins.factor, x, y)
         wanted = twins.reference.step(whole)
-        own = functools.partial(closure, *twins.both[1], 1, *mine(x, y))
+        own = functools.partial(closure, *twins.both[1], 1, *models.mine(x, y))
         by_name = len(evaluations) % 2
         loss = twins.optimizer.step(closure=own) if by_name else twins.optimizer.step(own)
         torch.testing.assert_close(loss, wanted.detach(), rtol=1e-7, atol=1e-9)
         assert calls[twins.alone] == calls[twins.net]
-        assert_same_parameters(twins.net, twins.alone, rtol=1e-5, atol=1e-7)
-        assert_bitwise_equal_on_all_ranks(twins.net)
+        models.assert_same_parameters(twins.net, twins.alone, rtol=1e-5, atol=1e-7)
+        models.assert_bitwise_equal_on_all_ranks(twins.net)
         evaluations.append(calls[twins.net])
-    same_on_all_ranks(evaluations)
+    models.same_on_all_ranks(evaluations)
     if line_search_fn is not None:
         assert len(set(evaluations)) > 1, "some steps need more evaluations than others"
 
@@ -113,8 +103,8 @@ def test_lbfgs_is_that_of_one_process_on_the_joined_batch(line_search_fn, op, ma
 def test_a_closure_may_return_any_number_and_step_returns_the_mean():
     rank, size = hvd.rank(), hvd.size()
     p = nn.Parameter(torch.ones(1))
-    optimizer = sgd([p], lr=0.0)
-    mean = mean_over_ranks(lambda r: r + 1)
+    optimizer = models.sgd([p], lr=0.0)
+    mean = models.mean_over_ranks(lambda r: r + 1)
     own_loss = rank + 1
     found = [
         optimizer.step(lambda loss=loss: loss)
@@ -140,4 +130,4 @@ def test_a_closure_may_return_any_number_and_step_returns_the_mean():
     for other in (None, "done", many):
         assert optimizer.step(lambda other=other: other) is other
     assert optimizer.step(lambda: None if rank == 0 else 6.0) == 6.0 * (size - 1) / size
-    assert sgd([p], lr=0.0, op=hvd.Sum).step(lambda: own_loss) == mean * size
+    assert models.sgd([p], lr=0.0, op=hvd.Sum).step(lambda: own_loss) == mean * size

@@ -7,55 +7,42 @@ from torch import nn
 import hvdlite as hvd
 from hvdlite.world import world as worlds
 from tests.harness.on_ranks import on_ranks
-from tests.optimizer.models import (
-    OPTIMIZERS,
-    SGD,
-    SMALL_BUCKETS,
-    Twins,
-    assert_bitwise_equal_on_all_ranks,
-    assert_same_gradients,
-    batches,
-    loss_of,
-    mine,
-    model,
-    same_on_all_ranks,
-    sgd,
-)
+from tests.optimizer import models
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
 
 @pytest.mark.mpis("openmpi", "mpich")
 @pytest.mark.wide_in(7)  # each rank takes a second to import what torch's optimizers need
-@pytest.mark.parametrize("make", OPTIMIZERS)
-@on_ranks(1, 2, 3, 4, 7, hosts=("2,2", "1,2"), knobs=SMALL_BUCKETS)
+@pytest.mark.parametrize("make", models.OPTIMIZERS)
+@on_ranks(1, 2, 3, 4, 7, hosts=("2,2", "1,2"), knobs=models.SMALL_BUCKETS)
 def test_n_ranks_give_the_loss_curve_of_one_process_on_the_joined_batch(make):
-    twins = Twins(OPTIMIZERS[make])
+    twins = models.Twins(models.OPTIMIZERS[make])
     curve = []
-    for x, y in batches(40, 4, hvd.size()):
+    for x, y in models.batches(40, 4, hvd.size()):
         twins.zero_grad()
         wanted, loss = twins.backward(x, y)
-        assert_same_gradients(twins.net, twins.alone)
+        models.assert_same_gradients(twins.net, twins.alone)
         twins.step()
         mean = hvd.allreduce(loss.detach())
         torch.testing.assert_close(mean, wanted.detach(), rtol=1e-9, atol=1e-12)
         curve.append(mean.item())
     assert curve[-1] < curve[0] / 2
-    same_on_all_ranks(curve)
+    models.same_on_all_ranks(curve)
 
 
 @pytest.mark.mpis("openmpi", "mpich")
-@on_ranks(2, 3, 4, hosts=("2,2", "1,2"), knobs=SMALL_BUCKETS)
+@on_ranks(2, 3, 4, hosts=("2,2", "1,2"), knobs=models.SMALL_BUCKETS)
 def test_parameters_stay_bitwise_equal_over_200_steps_and_a_run_repeats():
-    first, second = model(torch.float32), model(torch.float32)
+    first, second = models.model(torch.float32), models.model(torch.float32)
     for net in (first, second):
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["Adam"](net.parameters()))
-        for step, (x, y) in enumerate(batches(200, 3, hvd.size(), torch.float32)):
+        optimizer = hvd.DistributedOptimizer(models.OPTIMIZERS["Adam"](net.parameters()))
+        for step, (x, y) in enumerate(models.batches(200, 3, hvd.size(), torch.float32)):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-            loss_of(net, *mine(x, y)).backward()
+            models.loss_of(net, *models.mine(x, y)).backward()
             optimizer.step()
             if step % 20 == 19:
-                assert_bitwise_equal_on_all_ranks(net)
+                models.assert_bitwise_equal_on_all_ranks(net)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
@@ -64,13 +51,13 @@ def test_schedulers_made_before_and_after_wrapping_drive_the_wrapper():
     schedulers = []
 
     def make(params):
-        optimizer = SGD(params)
+        optimizer = models.SGD(params)
         schedulers.append(torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5))
         return optimizer
 
-    twins = Twins(make)
+    twins = models.Twins(make)
     schedulers += [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for _, each in twins.both]
-    for batch in batches(12, 2, hvd.size()):
+    for batch in models.batches(12, 2, hvd.size()):
         twins.train([batch])
         for scheduler in schedulers:
             scheduler.step()
@@ -78,11 +65,11 @@ def test_schedulers_made_before_and_after_wrapping_drive_the_wrapper():
 
 
 @pytest.mark.parametrize("how", ["backward_passes_per_step", "no_sync"])
-@on_ranks(2, 3, knobs=SMALL_BUCKETS)
+@on_ranks(2, 3, knobs=models.SMALL_BUCKETS)
 def test_gradients_of_several_backwards_are_summed_and_reduced_once(how):
     passes = 3 if how == "backward_passes_per_step" else 1
-    twins = Twins(backward_passes_per_step=passes)
-    data = list(batches(12, 2, hvd.size()))
+    twins = models.Twins(backward_passes_per_step=passes)
+    data = list(models.batches(12, 2, hvd.size()))
     for first in range(0, 12, 3):
         twins.zero_grad(set_to_none=first % 2 == 0)
         for i in range(first, first + 3):
@@ -91,7 +78,7 @@ def test_gradients_of_several_backwards_are_summed_and_reduced_once(how):
                     twins.backward(*data[i])
             else:
                 twins.backward(*data[i])
-        assert_same_gradients(twins.net, twins.alone)
+        models.assert_same_gradients(twins.net, twins.alone)
         twins.step()
 
 
@@ -106,7 +93,7 @@ OVERLAP = {
 @on_ranks(2, hosts=("1,1",), knobs=OVERLAP)
 def test_the_first_bucket_is_done_before_the_last_gradient_of_the_same_backward():
     net = nn.Sequential(*[nn.Linear(200, 200) for _ in range(12)])
-    optimizer = sgd(net.parameters(), lr=0.01)
+    optimizer = models.sgd(net.parameters(), lr=0.01)
 
     class WaitsForTheFirstBucket(torch.autograd.Function):
         """The gradient of the first layer is not made before the first bucket is done."""
@@ -143,16 +130,16 @@ def test_the_first_bucket_is_done_before_the_last_gradient_of_the_same_backward(
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @on_ranks()
 def test_a_compiled_model_trains_alike(backend):
-    twins = Twins(nets=(model(), torch.compile(model(), backend=backend)))
-    twins.train(batches(5, 2, hvd.size()))
+    twins = models.Twins(nets=(models.model(), torch.compile(models.model(), backend=backend)))
+    twins.train(models.batches(5, 2, hvd.size()))
 
 
 @on_ranks()
 def test_a_compiled_backward_does_not_trace_the_hooks():
-    net = model()
+    net = models.model()
     x = torch.ones(2, 6, dtype=torch.float64)
     frames = []  # that Dynamo looks at in a compiled step, of torch's optimizer and of ours
-    for make in (torch.optim.SGD, sgd):
+    for make in (torch.optim.SGD, models.sgd):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         optimizer = make(net.parameters(), lr=0.0)

@@ -251,10 +251,7 @@ def test_what_does_not_go_with_them_is_an_error():
         ("no_sync() does not go with", lambda: optimizer.no_sync().__enter__()),
         ("step(closure) does not go with", lambda: optimizer.step(lambda: 0.0)),
         ("join: HVDLITE_DETERMINISTIC=virtual:4 trains alike", hvd.join),
-        (
-            "AsyncOptimizer does not go",
-            lambda: hvd.AsyncOptimizer(plain),
-        ),
+        ("AsyncOptimizer does not go", lambda: hvd.AsyncOptimizer(plain)),
         ("'parameter 0' is complex32", lambda: sgd([nn.Parameter(half_complex)])),
         ("'parameter 0' is on meta", lambda: sgd([nn.Parameter(torch.ones(2, device="meta"))])),
     ):
