@@ -237,7 +237,7 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     if (op->ticket)
         hvdl_box_write_state(e, op, text ? HVDL_FAILED : HVDL_DONE);
     if (!op->internal)
-        hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
+        hvdl_note_operation(e, op, text ? HVDL_DID_FAIL : HVDL_DID_END);
 
     hvdl_queue_end(e, op, text ? HVDL_FAILED : HVDL_DONE);
     /* From here on `op` may be freed by its caller. */
