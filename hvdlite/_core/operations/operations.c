@@ -188,7 +188,7 @@ hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
     op->owner = posting->owner;
     op->unnamed = posting->unnamed;
     op->key = hvdl_make_key(posting->unnamed ? HVDL_KEY_OF_UNNAMED : posting->desc.kind, op->name);
-    op->posted_ns = hvdl_now_ns();
+    op->posted_ns = posting->posted_ns ? posting->posted_ns : hvdl_now_ns();
     return op;
 }
 
