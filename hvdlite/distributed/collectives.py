@@ -114,7 +114,8 @@ class Collectives:
         timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
         try:
             failure = self.team.run_allreduce(
-                tensor, self.next_name, op, factor, timeout_s, site(3)
+                *(tensor, tensor, self.next_name, op, factor, 1.0, timeout_s, site(3)),
+                last_line.due,
             )
         except TimeoutError as error:
             raise self.overdue(error) from None
@@ -132,8 +133,6 @@ class Collectives:
             return self.cuda().allreduce([tensor], opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
-        if last_line.clock() >= last_line.due:
-            last_line.note()
         if not opts.asyncOp and not waits.observed() and self._allreduced(tensor, opts):
             return DONE
         posted = postings.allreduce(self.next_name, tensor, opts.reduceOp)
