@@ -72,28 +72,6 @@ extern const hvdl_course hvdl_course_allreduce, hvdl_course_reduce, hvdl_course_
     hvdl_course_alltoall_into, hvdl_course_gather, hvdl_course_scatter, hvdl_course_adasum,
     hvdl_course_reduce_to_owners, hvdl_course_unite, hvdl_course_unite_on_host;
 
-static inline const hvdl_course *hvdl_course_of(const hvdl_desc *desc)
-{
-    static const hvdl_course *const courses[HVDL_NUM_KINDS] = {
-        [HVDL_ALLREDUCE] = &hvdl_course_allreduce,
-        [HVDL_REDUCESCATTER] = &hvdl_course_reducescatter,
-        [HVDL_BROADCAST] = &hvdl_course_broadcast,
-        [HVDL_ALLGATHER] = &hvdl_course_allgather,
-        [HVDL_ALLTOALL] = &hvdl_course_alltoall,
-        [HVDL_REDUCE] = &hvdl_course_reduce,
-        [HVDL_ALLGATHER_INTO] = &hvdl_course_allgather_into,
-        [HVDL_ALLTOALL_INTO] = &hvdl_course_alltoall_into,
-        [HVDL_GATHER] = &hvdl_course_gather,
-        [HVDL_SCATTER] = &hvdl_course_scatter,
-        [HVDL_REDUCE_TO_OWNERS] = &hvdl_course_reduce_to_owners,
-        [HVDL_REDUCE_TO_HOST_OWNERS] = &hvdl_course_reduce_to_owners,
-        [HVDL_UNITE] = &hvdl_course_unite,
-        [HVDL_UNITE_ON_HOST] = &hvdl_course_unite_on_host,
-    };
-    return desc->op == HVDL_ADASUM && desc->kind == HVDL_ALLREDUCE ? &hvdl_course_adasum
-                                                                   : courses[desc->kind];
-}
-
 /* ---- phases.c: what pieces.c asks ---- */
 
 bool hvdl_piece_has_exchange(const hvdl_engine *engine, const hvdl_operation *operation,

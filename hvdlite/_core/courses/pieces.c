@@ -243,11 +243,33 @@ static void piece_done(hvdl_engine *e, hvdl_operation *op, uint64_t k)
 
 /* ---- the start ---- */
 
+static const hvdl_course *course_of(const hvdl_desc *desc)
+{
+    static const hvdl_course *const courses[HVDL_NUM_KINDS] = {
+        [HVDL_ALLREDUCE] = &hvdl_course_allreduce,
+        [HVDL_REDUCESCATTER] = &hvdl_course_reducescatter,
+        [HVDL_BROADCAST] = &hvdl_course_broadcast,
+        [HVDL_ALLGATHER] = &hvdl_course_allgather,
+        [HVDL_ALLTOALL] = &hvdl_course_alltoall,
+        [HVDL_REDUCE] = &hvdl_course_reduce,
+        [HVDL_ALLGATHER_INTO] = &hvdl_course_allgather_into,
+        [HVDL_ALLTOALL_INTO] = &hvdl_course_alltoall_into,
+        [HVDL_GATHER] = &hvdl_course_gather,
+        [HVDL_SCATTER] = &hvdl_course_scatter,
+        [HVDL_REDUCE_TO_OWNERS] = &hvdl_course_reduce_to_owners,
+        [HVDL_REDUCE_TO_HOST_OWNERS] = &hvdl_course_reduce_to_owners,
+        [HVDL_UNITE] = &hvdl_course_unite,
+        [HVDL_UNITE_ON_HOST] = &hvdl_course_unite_on_host,
+    };
+    return desc->op == HVDL_ADASUM && desc->kind == HVDL_ALLREDUCE ? &hvdl_course_adasum
+                                                                   : courses[desc->kind];
+}
+
 void hvdl_begin(hvdl_engine *e, hvdl_operation *op, int tag, const int64_t *rows)
 {
     hvdl_set_state(e, op, HVDL_RUNNING);
     op->progress.tag = tag;
-    op->course = hvdl_course_of(&op->desc);
+    op->course = course_of(&op->desc);
     if (op->course->prepare && op->course->prepare(e, op, rows)) {
         break_for_memory(e, op);
         return;

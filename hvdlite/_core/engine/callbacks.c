@@ -58,28 +58,27 @@ static const char *ending(hvdl_engine *e, hvdl_operation *op, const char *text,
     return text;
 }
 
-/* No rank of this host needs the plan any more. */
-static void plan_is_over(hvdl_engine *e, hvdl_plan *plan)
+static void settle_plan(hvdl_engine *e, hvdl_plan *plan)
 {
-    if (hvdl_plan_is_over(e, plan) && e->placement.is_leader)
+    if (hvdl_plan_settle(e, plan) && e->placement.is_leader)
         hvdl_control_tag_done(e, plan->tag);
 }
 
-static void ended(hvdl_engine *e, const hvdl_ending *op)
+static void ended(hvdl_engine *e, const hvdl_ended *what)
 {
-    if (op->makes_plan) {
-        hvdl_plan_made(e, op->plan, op->text);
+    if (what->makes_plan) {
+        hvdl_plan_made(e, what->plan, what->text);
         hvdl_join_post_held(e);
-        hvdl_queue_release(e, op->plan);
+        hvdl_queue_release(e, what->plan);
     }
-    if (op->counted)
-        op->plan->num_active--;
-    if (op->counted && !e->failure.broken) { /* else it goes when the engine does */
+    if (what->counted)
+        what->plan->num_active--;
+    if (what->counted && !e->failure.broken) { /* else it goes when the engine does */
         if (e->placement.is_leader && e->config.num_hosts > 1)
-            hvdl_next_zero_run(e, op->plan);
-        plan_is_over(e, op->plan);
+            hvdl_next_zero_run(e, what->plan);
+        settle_plan(e, what->plan);
     }
-    if (op->had_zeros)
+    if (what->had_zeros)
         hvdl_zero_operation_ended(e);
 }
 

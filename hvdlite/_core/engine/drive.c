@@ -77,11 +77,10 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
-    if (e->stall.due)
+    if (e->stall.due && !e->failure.broken)
         hvdl_stall_tell(e, hvdl_read_journal, &progressed);
-    if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0) {
+    if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         look_for_late(e);
-    }
     if (atomic_load_explicit(&e->driving.has_more, memory_order_relaxed))
         progressed |= step_more(e);
     hvdl_pass *finished;

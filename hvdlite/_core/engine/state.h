@@ -1,6 +1,6 @@
-/* The engine and an operation: structs of one owner each. An owner is the file that its header names. It
- * alone writes its struct, and only in the driver, the thread that holds `driving.lock`, unless the header
- * says otherwise. Other files read the struct, or call the owner to change it.
+/* The engine, and with the other …_state.h an operation: structs of one owner each, the files that the comment above
+ * a struct names. They alone write it, and only in the driver, the thread that holds `driving.lock`, unless it says
+ * otherwise. Other files read the struct, or call the owner to change it.
  *
  * The folders engine, operations, matching, courses, transfers and watching share these structs. A sweep (drive.c)
  * hands on what callers have posted (drain.c) and reads the journal (replay.c) and messages (control.c); these begin
@@ -16,7 +16,7 @@
 #include "transfers/transfers_state.h"
 #include "watching/watching_state.h"
 
-/* Written by drive.c. */
+/* Written by drive.c and waking.c. */
 typedef struct {
     pthread_mutex_t lock; /* the thread that holds it is the driver */
     pthread_t thread;
@@ -37,7 +37,7 @@ typedef struct {
     long pause_ns;
 } hvdl_driving;
 
-/* Written by breaking.c. An engine is broken when data was under way as something went wrong: then also
+/* Written by breaking.c and failing.c. An engine is broken when data was under way as something went wrong: then also
  * what is matched fails. If a rank has only left, what is matched still ends well. */
 typedef struct {
     char text[HVDL_TEXT_BYTES]; /* empty: operations can succeed */
@@ -48,7 +48,7 @@ typedef struct {
     int culprit; /* the rank for which it was broken: this one, or one that has gone */
 } hvdl_failure;
 
-/* Written by giving_up.c: any thread. */
+/* Written by giving_up.c, and by hvdl_engine_give_up: any thread. */
 typedef struct {
     pthread_mutex_t lock;
     char text[HVDL_TEXT_BYTES]; /* the first one; under `lock` */
@@ -61,7 +61,7 @@ typedef struct {
     const char *(*ending)(hvdl_engine *engine, hvdl_operation *operation, const char *text,
                           char room[HVDL_TEXT_BYTES]);
     /* It has ended, and may be freed already: what its plan and the join need to know of it. */
-    void (*ended)(hvdl_engine *engine, const hvdl_ending *ending);
+    void (*ended)(hvdl_engine *engine, const hvdl_ended *ended);
     /* The coordinator of what has this key has an answer. goes_on: it is no error. */
     void (*decided)(hvdl_engine *engine, hvdl_key key, bool goes_on);
 } hvdl_callbacks;

@@ -102,7 +102,7 @@ typedef struct {
     _Atomic int32_t pid;                   /* 0: not attached yet */
     /* 0: not; 1: in good order; HVDL_LEFT_BROKEN + r: operations were lost for the sake of rank r */
     _Atomic uint32_t left;
-    _Alignas(128) _Atomic uint32_t last_sequence; /* stall.c */
+    _Alignas(128) _Atomic uint32_t last_sequence; /* operations/activity.c */
     hvdl_shm_last last;
     _Atomic uint64_t pid_namespace; /* pid means something only to ranks of the same one */
     /* standstill.c: when it last looked; how far its operations were then, as a hash; and 1 + the member

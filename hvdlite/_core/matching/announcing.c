@@ -1,4 +1,4 @@
-/* What this rank appends to the journal: what was posted and released here, in that order. Called by
+/* What this rank appends to the journal: what was posted here, in that order. Called by
  * the driver. */
 #define _GNU_SOURCE
 #include "matching/announcing.h"

@@ -3,10 +3,7 @@
 #define _GNU_SOURCE
 #include "matching/control.h"
 
-#include <sched.h>
-#include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/sizes.h"
 #include "engine/breaking.h"
@@ -24,8 +21,6 @@
 #include "watching/standstill.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
-
-/* ---- sending ---- */
 
 /* ---- receiving ---- */
 
@@ -228,7 +223,7 @@ void hvdl_control_destroy(hvdl_engine *e)
         return;
     bool ended = true;
     if (control->packets)
-        hvdl_flush_messages(e);
+        hvdl_await_sent_messages(e);
     for (int h = 0; control->receives && h < e->config.num_hosts; h++)
         ended &= hvdl_wire_cancel_recv(&e->wire, &control->receives[h]);
     if (ended) { /* else MPI may still write into them */

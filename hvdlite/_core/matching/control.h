@@ -4,8 +4,6 @@
 
 #include "matching/messages.h"
 
-/* ---- control.c ---- */
-
 hvdl_err hvdl_control_create(hvdl_engine *engine);
 /* Moves messages. *progressed is set, never cleared. */
 void hvdl_control_step(hvdl_engine *engine, bool *progressed);

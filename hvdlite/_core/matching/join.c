@@ -13,15 +13,13 @@
  *
  * A leader that has heard HOST_JOINED of all hosts says so to all (ALL_JOINED). When it has heard that of all,
  * all is over here: messages of a pair of leaders keep their order, so every RUN of the others has come
- * before. Host 0 decides which rank joined last, see hvdl_control.clock.
+ * before. Host 0 decides which rank joined last, see hvdl_host_joins.clock.
  *
  * An **epoch** is the time between two such ends; operations of different epochs never meet. A
  * coordinator needs its number, as a posting of the next epoch may come before it has heard the end. */
 #define _GNU_SOURCE
 #include "matching/join.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/breaking.h"

@@ -44,13 +44,13 @@ struct hvdl_meeting {
     bool posted_by[];          /* by local rank */
 };
 
-/* Written by replay.c. */
+/* Written by replay.c and meetings.h. */
 typedef struct {
     hvdl_table by_key; /* collecting */
     hvdl_table by_id;
 } hvdl_meetings;
 
-/* Within this host; between hosts see control.h. Written by join.c. */
+/* Within this host; between hosts see hvdl_host_joins. Written by join.c. */
 typedef struct {
     bool *joined; /* by local rank */
     int num_joined;
@@ -151,7 +151,7 @@ typedef struct {
     hvdl_held_leave *held_leaves;
 } hvdl_host_joins;
 
-/* The messages, written by control.c, and what is agreed on by them. */
+/* The messages, written by messages.c (what leaves) and control.c (what comes), and what is agreed on by them. */
 struct hvdl_control {
     size_t room; /* bytes of a packet, its head included */
     /* The leader: one from the leader of each other host. Not from any source: with ranks on the own

@@ -1,8 +1,6 @@
 #define _GNU_SOURCE
 #include "matching/meetings.h"
 
-#include <string.h>
-
 #include "engine/state.h"
 
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)

@@ -165,7 +165,7 @@ bool hvdl_control_all_left(const hvdl_engine *e)
     return e->control->num_left == e->config.num_hosts - 1;
 }
 
-void hvdl_flush_messages(hvdl_engine *e)
+void hvdl_await_sent_messages(hvdl_engine *e)
 {
     struct timespec pause = {0, 100000};
     hvdl_control_flush(e);

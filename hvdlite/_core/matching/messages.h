@@ -43,7 +43,7 @@ typedef struct {
     int16_t internal;    /* POSTED: of the engine's own operations */
     uint16_t site_bytes; /* of the last variant's site, with its NUL, that travel */
     uint64_t epoch;      /* POSTED */
-    uint64_t clock;      /* the sender's, see hvdl_control.clock */
+    uint64_t clock;      /* the sender's, see hvdl_host_joins.clock */
     uint64_t
         run; /* RUN, HEARD, SPOKEN, ASK, STATUS, STANDS: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
@@ -98,7 +98,7 @@ bool hvdl_control_all_left(const hvdl_engine *engine);
 
 /* Frees what has left. Returns whether there was anything. */
 bool hvdl_free_sent_messages(hvdl_engine *engine);
-/* What was said last (an answer, LEFT) should leave before the process goes on to other things. */
-void hvdl_flush_messages(hvdl_engine *engine);
+/* Waits, not for ever: what was said last (an answer, LEFT) should leave before the process goes on. */
+void hvdl_await_sent_messages(hvdl_engine *engine);
 
 #endif

@@ -297,7 +297,7 @@ static void read_release(hvdl_engine *e, uint64_t id)
     if (!plan)
         return;
     plan->num_released++;
-    if (hvdl_plan_is_over(e, plan) && e->placement.is_leader)
+    if (hvdl_plan_settle(e, plan) && e->placement.is_leader)
         hvdl_control_tag_done(e, plan->tag);
 }
 

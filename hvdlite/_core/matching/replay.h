@@ -1,4 +1,4 @@
-/* The journal's state machine, and the meetings of which it consists. The driver. */
+/* The journal's state machine. The driver. */
 #ifndef HVDL_REPLAY_H
 #define HVDL_REPLAY_H
 
@@ -6,4 +6,5 @@
 
 /* Returns whether there was anything to read. */
 bool hvdl_read_journal(hvdl_engine *engine);
+
 #endif

@@ -45,6 +45,7 @@ static bool has_extras(const hvdl_operation *op)
            (uintptr_t)op->extents.list | (uintptr_t)op->partials.memory;
 }
 
+/* Also what the courses keep of it: courses_state.h. */
 void hvdl_operation_free(hvdl_operation *op)
 {
     free(op->name);
@@ -130,7 +131,7 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     op->meeting = NULL;
     if (text)
         op->error = strdup(text);
-    hvdl_ending ending = {op->plan, hvdl_makes_plan(op), op->counted, op->zeros != NULL, text};
+    hvdl_ended ended = {op->plan, hvdl_makes_plan(op), op->counted, op->zeros != NULL, text};
     hvdl_state state = text ? HVDL_FAILED : HVDL_DONE;
     hvdl_record(&e->recording, op, state, 0);
     if (op->ticket)
@@ -139,8 +140,8 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
         hvdl_note_operation(e, op, text ? HVDL_DID_FAIL : HVDL_DID_END);
     hvdl_queue_end(e, op, state);
     /* From here on `op` may be freed by its caller. */
-    if (ending.makes_plan || ending.counted || ending.had_zeros)
-        e->callbacks->ended(e, &ending);
+    if (ended.makes_plan || ended.counted || ended.had_zeros)
+        e->callbacks->ended(e, &ended);
     hvdl_wake_waiting(e);
 }
 

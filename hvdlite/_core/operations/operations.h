@@ -3,7 +3,6 @@
 #define HVDL_OPERATIONS_H
 
 #include "engine/state.h"
-#include "kernels/reduce.h"
 
 /* Ends an operation; text NULL: it succeeded. Takes it out of its meeting. */
 void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);

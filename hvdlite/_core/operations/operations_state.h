@@ -79,7 +79,7 @@ typedef struct {
     hvdl_plan *plan;
     bool makes_plan, counted, had_zeros;
     const char *text; /* NULL: well */
-} hvdl_ending;
+} hvdl_ended;
 
 struct hvdl_plan {
     hvdl_node by_id;      /* in engine->plans */

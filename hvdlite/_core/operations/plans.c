@@ -153,7 +153,7 @@ void hvdl_plan_made(hvdl_engine *e, hvdl_plan *plan, const char *error)
         hvdl_announce_run(e, waiting);
 }
 
-bool hvdl_plan_is_over(hvdl_engine *e, hvdl_plan *plan)
+bool hvdl_plan_settle(hvdl_engine *e, hvdl_plan *plan)
 {
     if (plan->num_released < e->placement.local_size || plan->num_active || plan->given_back)
         return false;
@@ -174,13 +174,18 @@ void hvdl_plan_remove(hvdl_engine *e, hvdl_plan *plan)
     hvdl_plan_free(e, plan);
 }
 
-void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+static void free_memory(hvdl_plan *plan)
 {
-    hvdl_queue_drop_owner(e, plan);
     free(plan->posting.extents.list);
     free(plan->name);
     free(plan->error);
     free(plan);
+}
+
+void hvdl_plan_free(hvdl_engine *e, hvdl_plan *plan)
+{
+    hvdl_queue_drop_owner(e, plan);
+    free_memory(plan);
 }
 
 void hvdl_plans_end(hvdl_engine *e)
@@ -204,9 +209,7 @@ void hvdl_plans_free(hvdl_engine *e)
             next = node->next;
             if (plan->collecting)
                 hvdl_meeting_free(plan->collecting);
-            free(plan->name);
-            free(plan->error);
-            free(plan);
+            free_memory(plan);
         }
     free(e->plans.by_id.slots);
 }

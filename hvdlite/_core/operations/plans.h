@@ -23,13 +23,14 @@ hvdl_plan *hvdl_plan_by_key(const hvdl_engine *engine, hvdl_key key);
 void hvdl_plan_wait(hvdl_engine *engine, hvdl_operation *run);
 /* Everything fails, and with it this run, if it waits. */
 void hvdl_plan_forget_waiting(hvdl_engine *engine, hvdl_operation *run);
-/* All ranks have posted its making. */
+/* All ranks have posted its making. Between hosts the leader tells the joins (hvdl_control_plan_made). */
 hvdl_err hvdl_plan_add(hvdl_engine *engine, hvdl_plan *plan, uint64_t id, int tag);
-/* Its making has ended; error NULL: well. */
+/* Its making has ended; error NULL: well. Its release may wait for that (hvdl_queue_release). */
 void hvdl_plan_made(hvdl_engine *engine, hvdl_plan *plan, const char *error);
-/* A run has ended here, or a local rank has freed it: if it is of no more use on one host, it goes. Between hosts
- * the others may still call this one to runs, if it has joined: then true, once, and FREE says when it can go. */
-bool hvdl_plan_is_over(hvdl_engine *engine, hvdl_plan *plan);
+/* A run has ended here, or a local rank has freed it. If this host needs the plan no more, it is freed where there
+ * is one host. Between hosts the others may still call this one to runs, if it has joined: then this returns true,
+ * once, and its leader says that the plan's tag is done; FREE says when it can go. */
+bool hvdl_plan_settle(hvdl_engine *engine, hvdl_plan *plan);
 /* All hosts have. */
 void hvdl_plan_remove(hvdl_engine *engine, hvdl_plan *plan);
 /* Its buffers can be handed back, too. */

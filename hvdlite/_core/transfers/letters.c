@@ -4,7 +4,7 @@
  * one arrive in order: that is what keeps messages from overtaking each other.
  *
  * A rank hears a member of another host from its first transfer with that on. What was sent before waits in
- * MPI. (A receive from any source, MPI's own, would do with fewer receives; see control.h for why not.) */
+ * MPI. (A receive from any source, MPI's own, would do with fewer receives; see hvdl_control for why not.) */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <string.h>

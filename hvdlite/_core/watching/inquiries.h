@@ -1,4 +1,4 @@
-/* What a coordinator asks the hosts about late operations. The driver; between hosts. Its messages: control.h. */
+/* What a coordinator asks the hosts about late operations. The driver; between hosts. Its messages: messages.h. */
 #ifndef HVDL_INQUIRIES_H
 #define HVDL_INQUIRIES_H
 
