@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import begin
-from hvdlite.collectives.groups import Group
-from hvdlite.collectives.handles import Handle, synchronize
-from hvdlite.collectives.posting import (
-    buffers,
-    checked,
-    checked_compression,
-    differentiable,
-    factors,
-    label,
-    named,
-    reduce_op,
-)
+from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.handles import Handle
+from hvdlite.collectives.posting import reduce_op
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
 from hvdlite.ops import ReduceOp
-from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.world.telling import last_line
 
-_ALLREDUCE = _core.ALLREDUCE
-_posting = _core.posting
-_BOOL = _core.BOOL
-_none = Compression.none
+
+class Allreduce(Call):
+    kind = _core.ALLREDUCE
+    memory = Call.same_shape
+
+    def __init__(
+        self,
+        form: str,
+        name: str | None,
+        process_set: ProcessSet,
+        average: bool | None = None,
+        op: ReduceOp | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self.form = form
+        self.name = name
+        self.process_set = process_set
+        if average is not None or op.__class__ is not ReduceOp:
+            op = reduce_op(average, op)
+        self.op, self.prescale, self.postscale = op, prescale, postscale
+
+    def gradient(
+        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> Gradient:
+        """The same allreduce, with the same op and factors."""
+        call = type(self)(self.form, name, self.process_set, None, self.op)
+        call.prescale, call.postscale = self.prescale, self.postscale
+        return Gradient(call)
 
 
 def allreduce(
@@ -80,36 +95,9 @@ def allreduce(
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
         tensor([3., 6.])
     """
-    if compression is not _none:
-        checked_compression("allreduce", compression)
-        checked("allreduce", tensor)
-        tensor, ctx = compression.compress(tensor)
-    if differentiable(tensor):
-        result = _Allreduce.apply(  # type: ignore[no-untyped-call]
-            tensor,
-            name,
-            reduce_op(average, op),
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
-    else:
-        result = synchronize(
-            start(
-                "allreduce",
-                tensor,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                False,
-            )
-        )
-    if compression is not _none:
-        result = compression.decompress(result, ctx)
-    return result  # type: ignore[no-any-return]
+    factors = prescale_factor, postscale_factor
+    call = Allreduce("allreduce", name, process_set, average, op, *factors)
+    return call.run(tensor, compression)  # type: ignore[no-any-return]
 
 
 def allreduce_async(
@@ -133,17 +121,8 @@ def allreduce_async(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    return start(
-        "allreduce",
-        tensor,
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-    )
+    factors = prescale_factor, postscale_factor
+    return Allreduce("allreduce", name, process_set, average, op, *factors).start(tensor)
 
 
 def allreduce_(
@@ -185,19 +164,9 @@ def allreduce_(
             return tensor
         if outcome is not NotImplemented:
             raise HorovodInternalError(outcome)
-    return synchronize(  # type: ignore[no-any-return]
-        start(
-            "allreduce_",
-            tensor,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            False,
-        )
-    )
+    factors = prescale_factor, postscale_factor
+    call = Allreduce("allreduce_", name, process_set, average, op, *factors)
+    return call.run(tensor)  # type: ignore[no-any-return]
 
 
 def allreduce_async_(
@@ -221,81 +190,5 @@ def allreduce_async_(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    return start(
-        "allreduce_",
-        tensor,
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-    )
-
-
-def start(
-    form: str,
-    tensor: torch.Tensor,
-    average: bool | None,
-    name: str | None,
-    op: ReduceOp | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    wake: bool,
-    group: Group | None = None,
-) -> Handle:
-    """form: the function that the user called; in place if it ends in "_". group: the group it is
-    part of, if any."""
-    if average is not None or op.__class__ is not ReduceOp:
-        op = reduce_op(average, op)
-    team = team_of(form, process_set)
-    code = checked(form, tensor, op)
-    if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
-        prescale, postscale = factors(form, code, prescale, postscale)
-    source, result = buffers(form, tensor)
-    name, unnamed = named(team, name)
-    # Positional arguments, for speed: most allreduces pass here.
-    posting = _posting(
-        _ALLREDUCE,
-        name,
-        unnamed,
-        code,
-        source,
-        result,
-        op,
-        0,
-        prescale,
-        postscale,
-        None,
-        group,
-        0,
-        site(3),
-    )
-    return begin(team, posting, wake)
-
-
-class _Allreduce(torch.autograd.Function):
-    """Forward and backward are the same allreduce, with the same op and factors."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-    ) -> Any:
-        backward = f"{label('allreduce', name, process_set)}.grad"
-        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
-        return synchronize(
-            start("allreduce", tensor, None, name, op, prescale, postscale, process_set, False)
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        name, *rest = ctx.arguments
-        return allreduce(grad, None, name, *rest), None, None, None, None, None
+    factors = prescale_factor, postscale_factor
+    return Allreduce("allreduce_", name, process_set, average, op, *factors).start(tensor)

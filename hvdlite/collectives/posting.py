@@ -21,9 +21,8 @@ from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
 from hvdlite.world.teams.process_sets import ProcessSet, team_of
 from hvdlite.world.teams.team import Team
 
-_BOOL = _core.BOOL
+BOOL = _core.BOOL
 _dtype_of = _core.dtype_of
-_increment_version = torch.autograd.graph.increment_version
 
 
 class Unnamed(str):
@@ -80,12 +79,12 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     return op
 
 
-def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) -> int:
+def checked(operation: str, tensor: torch.Tensor, op: object = None) -> int:
     """The core's number for the tensor's dtype, if the operation can be done at all."""
     code = _dtype_of(tensor)
     if code < 0:
         code = _checked_closely(operation, tensor)
-    if code == _BOOL and (op is Average or op is Adasum):
+    if code == BOOL and (op is Average or op is Adasum):
         raise UnsupportedError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
     return code
 
@@ -149,9 +148,12 @@ def require_sum(operation: str, op: object) -> None:
         raise kind(f"{operation}: op={op!r}, expected Average or Sum")
 
 
-def no_rows(operation: str) -> ValueError:
-    """The error of an operation along the first dimension that got a scalar."""
-    return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
+def require_rows(operation: str, tensor: torch.Tensor) -> None:
+    """Raises ValueError for a scalar: the operation is along the first dimension."""
+    if not tensor.dim():
+        raise UnsupportedError(
+            f"{operation}: a scalar has no first dimension; use tensor.reshape(1)"
+        )
 
 
 def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:
@@ -174,7 +176,7 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
             f"{operation}: prescale_factor={prescale!r} and postscale_factor={postscale!r}: "
             "expected two numbers (1.0 for no scaling)"
         ) from None
-    if code == _BOOL and pair != (1.0, 1.0):
+    if code == BOOL and pair != (1.0, 1.0):
         raise ValueError(
             f"{operation}: bool takes no scale factors, got prescale_factor={prescale!r} and "
             f"postscale_factor={postscale!r}"
@@ -198,21 +200,6 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_neg().contiguous()
-
-
-def buffers(form: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor to read, and the result to write, of the same size; they may be the same tensor.
-
-    form: the function that the user called; in place if it ends in "_".
-    """
-    if form[-1] == "_":
-        if tensor.is_neg() or not tensor.is_contiguous():
-            refuse_in_place(form, tensor)
-        # autograd may have saved the tensor: tells it that the tensor has changed.
-        _increment_version(tensor)
-        return tensor, tensor
-    source = readable(tensor)
-    return source, torch.empty_like(tensor) if source is tensor else source
 
 
 def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:
