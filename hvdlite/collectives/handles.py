@@ -73,9 +73,7 @@ class Several:
 
     __slots__ = ("_ended", "operations")
 
-    def __init__(
-        self, operations: Sequence[Waitable], ended: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, operations: Sequence[Any], ended: Callable[[], None] | None = None) -> None:
         """ended: called once, after the first wait."""
         self.operations = operations
         self._ended = ended
@@ -92,10 +90,15 @@ class Several:
         """That of the first operation, which has the group's name."""
         return self.operations[0].label() if self.operations else ("group", "unnamed.")
 
-    def wait(self) -> str | None:
+    def drive(self, limit_s: float) -> bool:
+        """Waits for each for at most so long; whether all have ended."""
+        return all(operation.drive(limit_s) for operation in self.operations)
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        """timeout_s: for each, where they take one."""
         failure = None
         for operation in self.operations:
-            failure = operation.wait()
+            failure = operation.wait() if timeout_s is None else operation.wait(timeout_s)
             if failure is not None:
                 break
         ended, self._ended = self._ended, None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hvdlite.distributed import postings, spans
-from hvdlite.distributed.arguments import fill, is_in_place, movable, single
+from hvdlite.distributed.arguments import filling, movable, single
 from hvdlite.distributed.errors import OperationTimeoutError
 from hvdlite.distributed.work import OperationWork
 from hvdlite.world.teams.team import Team
@@ -97,7 +97,7 @@ class PointToPoint:
         flat = movable("recv", tensor)
         span = self._span(form, tensor)
         operation = postings.recv(self.team, flat, source, tag, wake)
-        finish = None if is_in_place(tensor, flat) else lambda _: fill(tensor, flat)
+        finish = filling([tensor], flat)
         return ReceiveWork(self, operation, [tensor], finish, self.timeout_s, span)
 
     def _span(self, form: str, tensor: Tensor) -> Callable[[], None] | None:
