@@ -20,17 +20,12 @@ UNSET = AllreduceOptions().timeout
 
 _STRIDED = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
-_NAMES = {
-    ReduceOp.SUM: "SUM",
-    ReduceOp.AVG: "AVERAGE",
-    ReduceOp.MIN: "MIN",
-    ReduceOp.MAX: "MAX",
-    ReduceOp.PRODUCT: "PRODUCT",
-    ReduceOp.PREMUL_SUM: "SUM",
-    **{getattr(ReduceOp, name): name for name in _BITWISE},
-}
+_CALLED = {"AVG": "AVERAGE", "PREMUL_SUM": "SUM"}
 # The engine's number of each of c10d's ops.
-OPS: dict[Any, int] = {op: getattr(_core, name) for op, name in _NAMES.items()}
+OPS: dict[Any, int] = {
+    getattr(ReduceOp, name): getattr(_core, _CALLED.get(name, name))
+    for name in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "PREMUL_SUM", *_BITWISE)
+}
 _REAL_OPS = {_core.SUM, _core.AVERAGE}
 _SUM = ReduceOp.SUM
 _PREMUL_SUM = ReduceOp.PREMUL_SUM
@@ -170,6 +165,16 @@ def check_parts(form: str, parts: Sequence[Tensor], size: int, dtype: torch.dtyp
     if len(parts) != size:
         raise ValueError(f"{form}: a list of {len(parts)} tensors, expected {size}: one per rank")
     same_dtype(form, parts, dtype)
+
+
+def check_whole(form: str, which: str, whole: Tensor, part: Tensor, size: int) -> None:
+    """Raises ValueError unless one tensor has room for a part of each rank."""
+    same_dtype(form, [part], whole.dtype)
+    if whole.numel() != size * part.numel():
+        raise ValueError(
+            f"{form}: the {which} has {whole.numel()} elements, expected {size} times the "
+            f"{part.numel()} of one rank"
+        )
 
 
 def check_sizes(form: str, parts: Sequence[Tensor], expected: Tensor) -> None:

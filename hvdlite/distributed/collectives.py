@@ -30,6 +30,7 @@ from hvdlite.distributed import arguments, spans, sparse
 from hvdlite.distributed.arguments import (
     check_parts,
     check_sizes,
+    check_whole,
     filling,
     landing,
     movable,
@@ -103,15 +104,20 @@ class Collectives(PointToPoint):
             elif span is not None or finish is not None:
                 work.end_alone()
             return work
-        try:
-            failure = self.team.run(posting, timeout_s)
-        except TimeoutError as error:
-            raise self.overdue(error) from None
-        if failure is not None:
-            raise CollectiveError(failure)
+        self._run(self.team.run, posting, timeout_s)
         if finish is not None:
             finish(None)
         return DONE
+
+    def _run(self, run: Callable[..., Any], *given: Any) -> Any:
+        """Has the core do an operation; None, or NotImplemented where it does not take this one."""
+        try:
+            failure = run(*given)
+        except TimeoutError as error:
+            raise self.overdue(error) from None
+        if failure is not None and failure is not NotImplemented:
+            raise CollectiveError(failure)
+        return failure
 
     def _several(
         self, form: str, tensors: Sequence[Tensor], opts: Any, start: Callable[[], list[Any]]
@@ -144,22 +150,6 @@ class Collectives(PointToPoint):
             work = nccl._end_coalescing()
         return work
 
-    def _allreduced(self, tensor: Tensor, opts: Any) -> bool:
-        """The short way of a blocking call, for ordinary tensors only. Whether it is done."""
-        op, factor = reduce_op("allreduce", opts.reduceOp, tensor.dtype)
-        timeout_s = seconds(opts.timeout, self.timeout_s)
-        try:
-            failure = self.team.run_allreduce(
-                tensor, self.next_name, op, factor, timeout_s, site(3)
-            )
-        except TimeoutError as error:
-            raise self.overdue(error) from None
-        if failure is NotImplemented:
-            return False
-        if failure is not None:
-            raise CollectiveError(failure)
-        return True
-
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         if opts.__class__ is not AllreduceOptions:
             opts = _options(AllreduceOptions, opts, timeout, "reduceOp")
@@ -170,9 +160,12 @@ class Collectives(PointToPoint):
             return sparse.allreduce(self, tensor, opts)
         if last_line.clock() >= last_line.due:
             last_line.note()
-        if not opts.asyncOp and not waits.observed() and self._allreduced(tensor, opts):
-            return DONE
         how = reduce_op("allreduce", opts.reduceOp, tensor.dtype)
+        if not opts.asyncOp and not waits.observed():
+            # The short way, for ordinary tensors only.
+            given = tensor, self.next_name, *how, seconds(opts.timeout, self.timeout_s), site(2)
+            if self._run(self.team.run_allreduce, *given) is None:
+                return DONE
         values = reducible("allreduce", tensor)
         return self._do("all_reduce", opts, _core.ALLREDUCE, values, values, [tensor], how=how)
 
@@ -182,10 +175,8 @@ class Collectives(PointToPoint):
             return self.cuda().allreduce_coalesced(tensors, opts)
         one = AllreduceOptions()  # the given ones may be of a subclass
         one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-        return self._several(
-            *("all_reduce", tensors, opts),
-            lambda: [self.allreduce(tensor, one) for tensor in tensors],
-        )
+        start = self.allreduce
+        return self._several("all_reduce", tensors, opts, lambda: [start(t, one) for t in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
         opts = _options(BroadcastOptions, root.get("root", opts), timeout, "rootRank")
@@ -221,22 +212,15 @@ class Collectives(PointToPoint):
         flat = movable("allgather", tensor)
         flats = tuple(landing("allgather", part) for part in parts)
         check_sizes("allgather", [flats[self.team.rank]], flat)
-        splits = uneven(flats)
-        return self._do(
-            *("all_gather", opts, _core.ALLGATHER_INTO, flat, flats, parts, [tensor]), splits=splits
-        )
+        rest = flats, parts, [tensor], _AS_IT_IS, 0, uneven(flats)
+        return self._do("all_gather", opts, _core.ALLGATHER_INTO, flat, *rest)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         opts = _options(AllgatherOptions, opts)
         if not tensor.is_cpu:
             return self.cuda()._allgather_base(output, tensor, opts)
         form = "all_gather_into_tensor"
-        same_dtype(form, [output], tensor.dtype)
-        if output.numel() != tensor.numel() * self.team.size:
-            raise ValueError(
-                f"{form}: the output has {output.numel()} elements, expected {self.team.size} "
-                f"times the {tensor.numel()} of the input"
-            )
+        check_whole(form, "output", output, tensor, self.team.size)
         flats = movable(form, tensor), landing(form, output)
         return self._do("_all_gather_base", opts, _core.ALLGATHER_INTO, *flats, [output], [tensor])
 
@@ -262,10 +246,10 @@ class Collectives(PointToPoint):
                 f"allgather_coalesced: output lists should be equal to world size "
                 f"{self.team.size}, got {len(output_lists)}"
             )
-        by_input = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+        pairs = [([outputs[i] for outputs in output_lists], t) for i, t in enumerate(inputs)]
+        start = self.allgather
         return self._several(
-            *("all_gather", inputs, opts),
-            lambda: [self.allgather([by_input[i]], [inputs[i]], opts) for i in range(len(inputs))],
+            "all_gather", inputs, opts, lambda: [start([parts], [t], opts) for parts, t in pairs]
         )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
@@ -279,10 +263,8 @@ class Collectives(PointToPoint):
         flat = movable("gather", tensor)
         flats = tuple(landing("gather", part) for part in parts)
         check_sizes("gather", flats, flat)
-        result = flats or None
-        return self._do(
-            *("gather", opts, _core.GATHER, flat, result, parts, [tensor]), root=opts.rootRank
-        )
+        rest = flats or None, parts, [tensor]
+        return self._do("gather", opts, _core.GATHER, flat, *rest, root=opts.rootRank)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(ScatterOptions, opts, timeout, "rootRank")
@@ -295,10 +277,8 @@ class Collectives(PointToPoint):
         flat = landing("scatter", output)
         flats = tuple(movable("scatter", part) for part in parts)
         check_sizes("scatter", flats, flat)
-        source = flats or None
-        return self._do(
-            *("scatter", opts, _core.SCATTER, source, flat, [output], parts), root=opts.rootRank
-        )
+        rest = flats or None, flat, [output], parts
+        return self._do("scatter", opts, _core.SCATTER, *rest, root=opts.rootRank)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -311,28 +291,19 @@ class Collectives(PointToPoint):
         if not one_device(form, [output, *parts]):
             return self.cuda().reduce_scatter(outputs, inputs, opts)
         check_parts(form, parts, self.team.size, output.dtype)
-        own = parts[self.team.rank].numel()
-        if own != output.numel():
-            raise ValueError(
-                f"{form}: this rank's part has {own} elements, its output {output.numel()}"
-            )
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flats = tuple(reducible(form, part).view(-1) for part in parts)
-        into = landing(form, output), [output], parts, how
-        splits = uneven(flats)
-        return self._do(form, opts, _core.REDUCESCATTER, flats, *into, splits=splits)
+        flat = landing(form, output)
+        check_sizes(form, [flats[self.team.rank]], flat)
+        rest = flat, [output], parts, how, 0, uneven(flats)
+        return self._do(form, opts, _core.REDUCESCATTER, flats, *rest)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         opts = _options(ReduceScatterOptions, opts, None, "reduceOp")
         if not tensor.is_cpu:
             return self.cuda()._reduce_scatter_base(output, tensor, opts)
-        form, size = "reduce_scatter_tensor", self.team.size
-        same_dtype(form, [output], tensor.dtype)
-        if tensor.numel() != output.numel() * size:
-            raise ValueError(
-                f"{form}: the input has {tensor.numel()} elements, expected {size} times the "
-                f"{output.numel()} of the output"
-            )
+        form = "reduce_scatter_tensor"
+        check_whole(form, "input", tensor, output, self.team.size)
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flat = reducible(form, tensor).view(-1)
         into = landing(form, output), [output], [tensor], how
@@ -367,9 +338,8 @@ class Collectives(PointToPoint):
         flats = movable(form, tensor), landing(form, output)
         # They travel always, as other ranks may give splits where this one gives none.
         splits = (*_elements(tensor, flats[0], sent), *_elements(output, flats[1], received))
-        return self._do(
-            *("all_to_all", opts, _core.ALLTOALL_INTO, *flats, [output], [tensor]), splits=splits
-        )
+        rest = *flats, [output], [tensor], _AS_IT_IS, 0, splits
+        return self._do("all_to_all", opts, _core.ALLTOALL_INTO, *rest)
 
     alltoall_base = all_to_all_single
 
@@ -383,9 +353,8 @@ class Collectives(PointToPoint):
         sources = tuple(movable(form, tensor) for tensor in inputs)
         results = tuple(landing(form, output) for output in outputs)
         splits = (*map(len, sources), *map(len, results))
-        return self._do(
-            *(form, opts, _core.ALLTOALL_INTO, sources, results, outputs, inputs), splits=splits
-        )
+        rest = sources, results, outputs, inputs, _AS_IT_IS, 0, splits
+        return self._do(form, opts, _core.ALLTOALL_INTO, *rest)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(BarrierOptions, opts, timeout)

@@ -74,8 +74,9 @@ Ending = Any
 class _Context(threading.local):
     """The callback that runs in this thread, and the number of its next collective by group."""
 
-    path: str | None = None
-    numbers: collections.Counter[str] = collections.Counter()
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.numbers: collections.Counter[str] = collections.Counter()
 
 
 _context = _Context()
