@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.grouped_allreduce import GroupedAllreduce
 from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import require_rows
@@ -28,13 +27,11 @@ class Allgather(Call):
     def layout(self, tensor: torch.Tensor) -> tuple[int, ...]:
         return tensor.shape[1:]  # the first dimensions may differ between ranks
 
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """Averaged over the ranks; then the rows that this rank has contributed."""
         rank = team_of(self.form, self.process_set).rank
-        ends = [sum(operation.rows()[: rank + 1]) for operation in operations]
-        begins = [end - len(tensor) for end, tensor in zip(ends, tensors, strict=True)]
+        ends = [sum(operation.rows()[: rank + 1]) for operation, _ in ended]
+        begins = [end - len(tensor) for end, (_, tensor) in zip(ends, ended, strict=True)]
         return Gradient(
             GroupedAllreduce(f"{form}allreduce", name, self.process_set, op=Average),
             # A copy, as a view would keep the memory of all ranks' rows.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import reduce_op
 from hvdlite.compression import Compression, Compressor
@@ -23,30 +20,10 @@ class Allreduce(Call):
     kind = _core.ALLREDUCE
     memory = Call.same_shape
 
-    def __init__(
-        self,
-        form: str,
-        name: str | None,
-        process_set: ProcessSet,
-        average: bool | None = None,
-        op: ReduceOp | None = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        self.form = form
-        self.name = name
-        self.process_set = process_set
-        if average is not None or op.__class__ is not ReduceOp:
-            op = reduce_op(average, op)
-        self.op, self.prescale, self.postscale = op, prescale, postscale
-
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """The same allreduce, with the same op and factors."""
-        call = type(self)(self.form, name, self.process_set, None, self.op)
-        call.prescale, call.postscale = self.prescale, self.postscale
-        return Gradient(call)
+        factors = self.prescale, self.postscale
+        return Gradient(type(self)(self.form, name, self.process_set, self.op, *factors))
 
 
 def allreduce(
@@ -96,7 +73,7 @@ def allreduce(
         tensor([3., 6.])
     """
     factors = prescale_factor, postscale_factor
-    call = Allreduce("allreduce", name, process_set, average, op, *factors)
+    call = Allreduce("allreduce", name, process_set, reduce_op(average, op), *factors)
     return call.run(tensor, compression)  # type: ignore[no-any-return]
 
 
@@ -122,7 +99,7 @@ def allreduce_async(
         tensor([2., 2.])
     """
     factors = prescale_factor, postscale_factor
-    return Allreduce("allreduce", name, process_set, average, op, *factors).start(tensor)
+    return Allreduce("allreduce", name, process_set, reduce_op(average, op), *factors).start(tensor)
 
 
 def allreduce_(
@@ -165,7 +142,7 @@ def allreduce_(
         if outcome is not NotImplemented:
             raise HorovodInternalError(outcome)
     factors = prescale_factor, postscale_factor
-    call = Allreduce("allreduce_", name, process_set, average, op, *factors)
+    call = Allreduce("allreduce_", name, process_set, reduce_op(average, op), *factors)
     return call.run(tensor)  # type: ignore[no-any-return]
 
 
@@ -191,4 +168,6 @@ def allreduce_async_(
         tensor([2., 2.])
     """
     factors = prescale_factor, postscale_factor
-    return Allreduce("allreduce_", name, process_set, average, op, *factors).start(tensor)
+    return Allreduce("allreduce_", name, process_set, reduce_op(average, op), *factors).start(
+        tensor
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
 from hvdlite.collectives.posting import checked, require_rows
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set
@@ -22,28 +22,23 @@ Splits = torch.Tensor | Sequence[int] | None
 class Alltoall(Call):
     kind = _core.ALLTOALL
 
-    def __init__(self, form: str, name: str | None, process_set: ProcessSet, given: Splits) -> None:
-        super().__init__(form, name, process_set)
-        self.given = given
-
     def check(self, team: Team, tensor: torch.Tensor) -> int:
         code = super().check(team, tensor)
         require_rows(self.form, tensor)
-        rows = _rows_to_send(tensor, self.given, team)
+        rows = _rows_to_send(tensor, self.own, team)
         self.splits = torch.tensor(rows, dtype=torch.int64, device="cpu")
         return code
 
     def handle(self, started: Handle) -> Handle:
         return Handle(
             started.operation,
-            finish=lambda: (synchronize(started), _like(self.given, rows_of(started))),
+            finish=lambda: (synchronize(started), _like(self.own, rows_of(started))),
         )
 
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """The rows go back, with the received splits as splits."""
-        received, num_rows = operations[0].rows(), len(tensors[0])
+        ((operation, tensor),) = ended
+        received, num_rows = operation.rows(), len(tensor)
 
         def padded(result: Any, _: int) -> torch.Tensor:
             back: torch.Tensor = result[0]
@@ -51,7 +46,9 @@ class Alltoall(Call):
             rest = back.new_zeros((num_rows - len(back), *back.shape[1:]))
             return torch.cat((back, rest)) if len(rest) else back
 
-        return Gradient(Alltoall("alltoall", name, self.process_set, received), from_result=padded)
+        return Gradient(
+            Alltoall("alltoall", name, self.process_set, own=received), from_result=padded
+        )
 
 
 def alltoall(
@@ -96,7 +93,7 @@ def alltoall(
         >>> hvd.alltoall(torch.tensor([0, 1, 2]), splits=[1, 2])
         (tensor([0, 0]), tensor([1, 1], dtype=torch.int32))
     """
-    rows, counts = Alltoall("alltoall", name, process_set, splits).run(tensor)
+    rows, counts = Alltoall("alltoall", name, process_set, own=splits).run(tensor)
     return rows if splits is None else (rows, counts)
 
 
@@ -118,7 +115,7 @@ def alltoall_async(
         >>> hvd.synchronize(handle)
         (tensor([ 1, 11]), tensor([1, 1], dtype=torch.int32))
     """
-    return Alltoall("alltoall", name, process_set, splits).start(tensor)
+    return Alltoall("alltoall", name, process_set, own=splits).start(tensor)
 
 
 def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import Allreduce
-from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.handles import Handle
 from hvdlite.ops import Average
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
@@ -20,20 +17,12 @@ class Broadcast(Call):
     kind = _core.BROADCAST
     memory = Call.same_shape
 
-    def __init__(
-        self, form: str, name: str | None, process_set: ProcessSet, root_rank: int
-    ) -> None:
-        super().__init__(form, name, process_set)
-        self.root_rank = root_rank
-
     def check(self, team: Team, tensor: torch.Tensor) -> int:
         code = super().check(team, tensor)
-        self.root = checked_root(self.form, self.root_rank, team, self.process_set)
+        self.root = checked_root(self.form, self.own, team, self.process_set)
         return code
 
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """Averaged on the root, zeros elsewhere."""
         is_root = team_of(self.form, self.process_set).rank == self.root
         return Gradient(
@@ -72,7 +61,7 @@ def broadcast(
         >>> hvd.broadcast(torch.tensor([10 * hvd.rank()]), root_rank=1)
         tensor([10])
     """
-    call = Broadcast("broadcast", name, process_set, root_rank)
+    call = Broadcast("broadcast", name, process_set, own=root_rank)
     return call.run(tensor)  # type: ignore[no-any-return]
 
 
@@ -94,7 +83,7 @@ def broadcast_async(
         >>> hvd.synchronize(handle)
         tensor([10])
     """
-    return Broadcast("broadcast", name, process_set, root_rank).start(tensor)
+    return Broadcast("broadcast", name, process_set, own=root_rank).start(tensor)
 
 
 def broadcast_(
@@ -118,7 +107,7 @@ def broadcast_(
         >>> hvd.broadcast_(tensor, root_rank=1)
         tensor([10])
     """
-    call = Broadcast("broadcast_", name, process_set, root_rank)
+    call = Broadcast("broadcast_", name, process_set, own=root_rank)
     return call.run(tensor)  # type: ignore[no-any-return]
 
 
@@ -140,7 +129,7 @@ def broadcast_async_(
         >>> hvd.synchronize(handle)
         tensor([10])
     """
-    return Broadcast("broadcast_", name, process_set, root_rank).start(tensor)
+    return Broadcast("broadcast_", name, process_set, own=root_rank).start(tensor)
 
 
 def checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:

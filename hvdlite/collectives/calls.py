@@ -36,6 +36,11 @@ from hvdlite.world.telling import last_line
 
 NONE = Compression.none
 
+# What to read, and where the result goes; None: the engine makes it.
+Memory = tuple[torch.Tensor, torch.Tensor | None]
+# Operations that have ended well, each with its tensor.
+Ended = Sequence[tuple[Any, torch.Tensor]]
+
 _posting = _core.posting
 _dtype_of = _core.dtype_of
 _increment_version = torch.autograd.graph.increment_version
@@ -59,16 +64,27 @@ class Call:
     """
 
     kind: int
-    op: Any = 0
     root = 0
-    prescale: Any = 1.0
-    postscale: Any = 1.0
     splits: Any = None
 
-    def __init__(self, form: str, name: str | None, process_set: ProcessSet) -> None:
+    def __init__(
+        self,
+        form: str,
+        name: str | None,
+        process_set: ProcessSet,
+        op: Any = 0,
+        prescale: Any = 1.0,
+        postscale: Any = 1.0,
+        own: Any = None,
+    ) -> None:
+        """own: what only this collective has: the root's rank, or the splits."""
         self.form = form
         self.name = name
         self.process_set = process_set
+        self.op = op
+        self.prescale = prescale
+        self.postscale = postscale
+        self.own = own
 
     # What is a collective's own.
 
@@ -89,13 +105,10 @@ class Call:
             self.prescale, self.postscale = factors(self.form, code, self.prescale, self.postscale)
         return code
 
-    def memory(self, team: Team, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What to read, and where the result goes; None: the engine makes it."""
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
         return readable(tensor), None
 
-    def same_shape(
-        self, team: Team, tensor: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def same_shape(self, team: Team, tensor: torch.Tensor) -> Memory:
         """`memory` of a result of the tensor's shape, which may be the tensor."""
         if self.form[-1] == "_":
             if tensor.is_neg() or not tensor.is_contiguous():
@@ -114,13 +127,8 @@ class Call:
         """What is the same on all ranks of the shape of a group's tensor."""
         return tensor.shape
 
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
-        """Called after the operations, one for each tensor, have ended well.
-
-        form: "" or "grouped_", which the form of the gradient's call begins with. name: its name.
-        """
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
+        """form: "" or "grouped_", with which that of the gradient's call begins. name: its name."""
         raise NotImplementedError
 
     # What is the same for all.
@@ -134,23 +142,8 @@ class Call:
         unnamed = name.__class__ is not str
         if unnamed:
             called, unnamed = named(team, name)
-        # Positional arguments, for speed.
-        return _posting(
-            self.kind,
-            called,
-            unnamed,
-            code,
-            source,
-            result,
-            self.op,
-            self.root,
-            self.prescale,
-            self.postscale,
-            self.splits,
-            group,
-            0,
-            site(3),
-        )
+        given = self.op, self.root, self.prescale, self.postscale, self.splits, group, 0, site(3)
+        return _posting(self.kind, called, unnamed, code, source, result, *given)
 
     def start(self, tensor: torch.Tensor, wake: bool = True) -> Handle:
         """wake: False if the caller waits for it next."""
@@ -159,10 +152,8 @@ class Call:
 
     def run(self, tensor: torch.Tensor, compression: type[Compressor] = NONE) -> Any:
         if compression is not NONE:
-            checked_compression(self.form, compression)
-            checked(self.form, tensor, self.op)
-            tensor, ctx = compression.compress(tensor)
-            return compression.decompress(self.run(tensor), ctx)
+            (small,), (ctx,) = self.compressed([tensor], compression)
+            return compression.decompress(self.run(small), ctx)
         if differentiable(tensor) and self.form[-1] != "_":
             return _Recorded.apply(self, False, tensor)  # type: ignore[no-untyped-call]
         team = team_of(self.form, self.process_set)
@@ -176,6 +167,16 @@ class Call:
         if failure is not None:
             raise HorovodInternalError(failure)
         return result
+
+    def compressed(
+        self, tensors: Sequence[torch.Tensor], compression: type[Compressor]
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """What travels, and what `decompress` needs."""
+        checked_compression(self.form, compression)
+        for tensor in tensors:
+            checked(self.form, tensor, self.op)
+        pairs = [compression.compress(tensor) for tensor in tensors]
+        return [small for small, _ in pairs], [ctx for _, ctx in pairs]
 
     def start_group(self, given: Iterable[torch.Tensor], wake: bool = True) -> Handle:
         tensors = tensors_of(self.form, given)
@@ -200,15 +201,8 @@ class Call:
     ) -> list[torch.Tensor]:
         tensors = tensors_of(self.form, given)
         if compression is not NONE:
-            checked_compression(self.form, compression)
-            for tensor in tensors:
-                checked(self.form, tensor, self.op)
-            pairs = [compression.compress(tensor) for tensor in tensors]
-            results = self.run_group([tensor for tensor, _ in pairs])
-            return [
-                compression.decompress(result, ctx)
-                for result, (_, ctx) in zip(results, pairs, strict=True)
-            ]
+            small, contexts = self.compressed(tensors, compression)
+            return list(map(compression.decompress, self.run_group(small), contexts))
         if any(map(differentiable, tensors)):
             return list(_Recorded.apply(self, True, *tensors))  # type: ignore[no-untyped-call]
         return synchronize(self.start_group(tensors, False))  # type: ignore[no-any-return]
@@ -223,9 +217,9 @@ class _Recorded(torch.autograd.Function):
         handle = call.start_group(tensors, False) if is_group else call.start(tensors[0], False)
         results = synchronize(handle)
         operations = getattr(handle.operation, "operations", [handle.operation])
-        form = "grouped_" if is_group else ""
-        ctx.gradient, ctx.is_group = call.gradient(form, name, operations, tensors), is_group
-        ctx.count = len(tensors)
+        ended = list(zip(operations, tensors, strict=False))
+        ctx.gradient = call.gradient("grouped_" if is_group else "", name, ended)
+        ctx.is_group, ctx.count = is_group, len(tensors)
         return tuple(results) if is_group else results
 
     @staticmethod

@@ -18,7 +18,7 @@ from hvdlite.collectives.devices import begin
 from hvdlite.collectives.flat_buffers import FlatBuffer
 from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
-from hvdlite.collectives.posting import checked, refuse_in_place
+from hvdlite.collectives.posting import checked, reduce_op, refuse_in_place
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, ReduceOp
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -53,16 +53,20 @@ class GroupedAllreduce(Allreduce):
         parts = parts_of(team, "allreduce", self.name, len(tensors), layout)
         handles = []
         for bucket, (part, group) in zip(buckets, parts, strict=False):
-            members = [tensors[i] for i in bucket] if len(buckets) > 1 else tensors
-            start = self._start_fused if len(bucket) > 1 else self._start_alone
-            handles.append(start(team, members, part, wake, group))
-        if len(handles) == 1 and self.name is None:
+            if len(bucket) == 1:
+                posting = self.posting(team, tensors[bucket[0]], part, group)
+                handles.append(begin(team, posting, wake))
+            else:
+                members = [tensors[i] for i in bucket] if len(buckets) > 1 else tensors
+                handles.append(self._start_fused(team, members, part, wake, group))
+        if len(handles) == 1 < len(tensors) and self.name is None:
             return handles[0]
 
         def finish() -> list[torch.Tensor]:
             results = list(tensors)
             for bucket, handle in zip(buckets, handles, strict=True):
-                for i, result in zip(bucket, synchronize(handle), strict=True):
+                made = synchronize(handle)
+                for i, result in zip(bucket, made if len(bucket) > 1 else [made], strict=True):
                     results[i] = result
             return results
 
@@ -101,12 +105,6 @@ class GroupedAllreduce(Allreduce):
                 small[kind] = [i]
                 buckets.append(small[kind])
         return buckets
-
-    def _start_alone(
-        self, team: Team, members: list[torch.Tensor], name: str, wake: bool, group: Group
-    ) -> Handle:
-        handle = begin(team, self.posting(team, members[0], name, group), wake)
-        return Handle(handle.operation, finish=lambda: [synchronize(handle)])
 
     def _start_fused(
         self, team: Team, members: list[torch.Tensor], name: str, wake: bool, group: Group
@@ -169,7 +167,9 @@ def grouped_allreduce(
         [tensor([2.]), tensor([2., 2.])]
     """
     factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce("grouped_allreduce", name, process_set, average, op, *factors)
+    call = GroupedAllreduce(
+        "grouped_allreduce", name, process_set, reduce_op(average, op), *factors
+    )
     return call.run_group(tensors, compression)
 
 
@@ -196,7 +196,9 @@ def grouped_allreduce_async(
         [tensor([2.]), tensor([2., 2.])]
     """
     factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce("grouped_allreduce", name, process_set, average, op, *factors)
+    call = GroupedAllreduce(
+        "grouped_allreduce", name, process_set, reduce_op(average, op), *factors
+    )
     return call.start_group(tensors)
 
 
@@ -226,7 +228,9 @@ def grouped_allreduce_(
         [tensor([2.]), tensor([2., 2.])]
     """
     factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce("grouped_allreduce_", name, process_set, average, op, *factors)
+    call = GroupedAllreduce(
+        "grouped_allreduce_", name, process_set, reduce_op(average, op), *factors
+    )
     return synchronize(call.start_group(tensors, False))  # type: ignore[no-any-return]
 
 
@@ -254,5 +258,7 @@ def grouped_allreduce_async_(
         [tensor([2.]), tensor([2., 2.])]
     """
     factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce("grouped_allreduce_", name, process_set, average, op, *factors)
+    call = GroupedAllreduce(
+        "grouped_allreduce_", name, process_set, reduce_op(average, op), *factors
+    )
     return call.start_group(tensors)

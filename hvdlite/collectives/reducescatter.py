@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allgather import Allgather
-from hvdlite.collectives.calls import Call, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
 from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import readable, require_rows, require_sum
 from hvdlite.compression import Compression, Compressor
@@ -21,32 +20,18 @@ from hvdlite.world.teams.team import Team
 class Reducescatter(Call):
     kind = _core.REDUCESCATTER
 
-    def __init__(
-        self,
-        form: str,
-        name: str | None,
-        process_set: ProcessSet,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        super().__init__(form, name, process_set)
-        self.op, self.prescale, self.postscale = op, prescale, postscale
-
     def check(self, team: Team, tensor: torch.Tensor) -> int:
         require_sum(self.form, self.op)
         code = super().check(team, tensor)
         require_rows(self.form, tensor)
         return code
 
-    def memory(self, team: Team, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
         rows, more = divmod(tensor.shape[0], team.size)
         shape = (rows + (team.rank < more), *tensor.shape[1:])
         return readable(tensor), torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
-    def gradient(
-        self, form: str, name: str, operations: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> Gradient:
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """Times the factors, and with Sum the number of members, as Horovod's; then gathered."""
         size = team_of(self.form, self.process_set).size if self.op is Sum else 1
         scale = size * float(self.prescale) * float(self.postscale)
