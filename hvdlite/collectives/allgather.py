@@ -33,7 +33,7 @@ class Allgather(Call):
         ends = [sum(operation.rows()[: rank + 1]) for operation, _ in ended]
         begins = [end - len(tensor) for end, (_, tensor) in zip(ends, ended, strict=True)]
         return Gradient(
-            GroupedAllreduce(f"{form}allreduce", name, self.process_set, op=Average),
+            GroupedAllreduce(f"{form}allreduce", name, self.process_set, (Average, 1.0, 1.0)),
             # A copy, as a view would keep the memory of all ranks' rows.
             from_result=lambda result, i: result[begins[i] : ends[i]].clone(),
         )
@@ -70,7 +70,7 @@ def allgather(
                 [1, 1],
                 [1, 1]])
     """
-    return Allgather("allgather", name, process_set).run(tensor)  # type: ignore[no-any-return]
+    return Allgather("allgather", name, process_set).run(tensor)
 
 
 def allgather_async(

@@ -22,8 +22,8 @@ class Allreduce(Call):
 
     def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """The same allreduce, with the same op and factors."""
-        factors = self.prescale, self.postscale
-        return Gradient(type(self)(self.form, name, self.process_set, self.op, *factors))
+        how = self.op, self.prescale, self.postscale
+        return Gradient(type(self)(self.form, name, self.process_set, how))
 
 
 def allreduce(
@@ -72,9 +72,8 @@ def allreduce(
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
         tensor([3., 6.])
     """
-    factors = prescale_factor, postscale_factor
-    call = Allreduce("allreduce", name, process_set, reduce_op(average, op), *factors)
-    return call.run(tensor, compression)  # type: ignore[no-any-return]
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce", name, process_set, how).run(tensor, compression)
 
 
 def allreduce_async(
@@ -98,8 +97,8 @@ def allreduce_async(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    factors = prescale_factor, postscale_factor
-    return Allreduce("allreduce", name, process_set, reduce_op(average, op), *factors).start(tensor)
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce", name, process_set, how).start(tensor)
 
 
 def allreduce_(
@@ -141,9 +140,8 @@ def allreduce_(
             return tensor
         if outcome is not NotImplemented:
             raise HorovodInternalError(outcome)
-    factors = prescale_factor, postscale_factor
-    call = Allreduce("allreduce_", name, process_set, reduce_op(average, op), *factors)
-    return call.run(tensor)  # type: ignore[no-any-return]
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce_", name, process_set, how).run(tensor)
 
 
 def allreduce_async_(
@@ -167,7 +165,5 @@ def allreduce_async_(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    factors = prescale_factor, postscale_factor
-    return Allreduce("allreduce_", name, process_set, reduce_op(average, op), *factors).start(
-        tensor
-    )
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce_", name, process_set, how).start(tensor)

@@ -93,8 +93,8 @@ def alltoall(
         >>> hvd.alltoall(torch.tensor([0, 1, 2]), splits=[1, 2])
         (tensor([0, 0]), tensor([1, 1], dtype=torch.int32))
     """
-    rows, counts = Alltoall("alltoall", name, process_set, own=splits).run(tensor)
-    return rows if splits is None else (rows, counts)
+    result: Any = Alltoall("alltoall", name, process_set, own=splits).run(tensor)
+    return result[0] if splits is None else result  # type: ignore[no-any-return]
 
 
 def alltoall_async(

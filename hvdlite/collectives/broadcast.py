@@ -26,7 +26,7 @@ class Broadcast(Call):
         """Averaged on the root, zeros elsewhere."""
         is_root = team_of(self.form, self.process_set).rank == self.root
         return Gradient(
-            Allreduce(f"{form}allreduce", name, self.process_set, op=Average),
+            Allreduce(f"{form}allreduce", name, self.process_set, (Average, 1.0, 1.0)),
             from_result=lambda result, _: result if is_root else torch.zeros_like(result),
         )
 
@@ -61,8 +61,7 @@ def broadcast(
         >>> hvd.broadcast(torch.tensor([10 * hvd.rank()]), root_rank=1)
         tensor([10])
     """
-    call = Broadcast("broadcast", name, process_set, own=root_rank)
-    return call.run(tensor)  # type: ignore[no-any-return]
+    return Broadcast("broadcast", name, process_set, own=root_rank).run(tensor)
 
 
 def broadcast_async(
@@ -107,8 +106,7 @@ def broadcast_(
         >>> hvd.broadcast_(tensor, root_rank=1)
         tensor([10])
     """
-    call = Broadcast("broadcast_", name, process_set, own=root_rank)
-    return call.run(tensor)  # type: ignore[no-any-return]
+    return Broadcast("broadcast_", name, process_set, own=root_rank).run(tensor)
 
 
 def broadcast_async_(

@@ -12,20 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdlite import _core
+from hvdlite.collectives import posting as arguments
 from hvdlite.collectives.devices import begin
 from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, synchronize, together
-from hvdlite.collectives.posting import (
-    BOOL,
-    checked,
-    checked_compression,
-    differentiable,
-    factors,
-    label,
-    named,
-    readable,
-    refuse_in_place,
-)
+from hvdlite.collectives.posting import BOOL, checked, differentiable, named, readable
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
@@ -36,6 +27,10 @@ from hvdlite.world.telling import last_line
 
 NONE = Compression.none
 
+Name = str | None
+# The op, by what each rank's tensor is multiplied, and by what the result; as the user gave them.
+Reduction = tuple[Any, Any, Any]
+PLAIN: Reduction = (0, 1.0, 1.0)
 # What to read, and where the result goes; None: the engine makes it.
 Memory = tuple[torch.Tensor, torch.Tensor | None]
 # Operations that have ended well, each with its tensor.
@@ -70,20 +65,16 @@ class Call:
     def __init__(
         self,
         form: str,
-        name: str | None,
+        name: Name,
         process_set: ProcessSet,
-        op: Any = 0,
-        prescale: Any = 1.0,
-        postscale: Any = 1.0,
+        how: Reduction = PLAIN,
         own: Any = None,
     ) -> None:
         """own: what only this collective has: the root's rank, or the splits."""
         self.form = form
         self.name = name
         self.process_set = process_set
-        self.op = op
-        self.prescale = prescale
-        self.postscale = postscale
+        self.op, self.prescale, self.postscale = how
         self.own = own
 
     # What is a collective's own.
@@ -97,12 +88,9 @@ class Call:
         code = _dtype_of(tensor)
         if code < 0 or code == BOOL:
             code = checked(self.form, tensor, self.op)
-        if (
-            self.prescale.__class__ is not float
-            or self.postscale.__class__ is not float
-            or code == BOOL
-        ):
-            self.prescale, self.postscale = factors(self.form, code, self.prescale, self.postscale)
+        pre, post = self.prescale, self.postscale
+        if pre.__class__ is not float or post.__class__ is not float or code == BOOL:
+            self.prescale, self.postscale = arguments.factors(self.form, code, pre, post)
         return code
 
     def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
@@ -112,7 +100,7 @@ class Call:
         """`memory` of a result of the tensor's shape, which may be the tensor."""
         if self.form[-1] == "_":
             if tensor.is_neg() or not tensor.is_contiguous():
-                refuse_in_place(self.form, tensor)
+                arguments.refuse_in_place(self.form, tensor)
             # autograd may have saved the tensor: tells it that the tensor has changed.
             _increment_version(tensor)
             return tensor, tensor
@@ -134,7 +122,7 @@ class Call:
     # What is the same for all.
 
     def posting(
-        self, team: Team, tensor: torch.Tensor, name: str | None, group: Group | None = None
+        self, team: Team, tensor: torch.Tensor, name: Name, group: Group | None = None
     ) -> _core.Posting:
         code = self.check(team, tensor)
         source, result = self.memory(team, tensor)
@@ -150,17 +138,17 @@ class Call:
         team = team_of(self.form, self.process_set)
         return self.handle(begin(team, self.posting(team, tensor, self.name), wake))
 
-    def run(self, tensor: torch.Tensor, compression: type[Compressor] = NONE) -> Any:
+    def run(self, tensor: torch.Tensor, compression: type[Compressor] = NONE) -> torch.Tensor:
         if compression is not NONE:
             (small,), (ctx,) = self.compressed([tensor], compression)
             return compression.decompress(self.run(small), ctx)
         if differentiable(tensor) and self.form[-1] != "_":
-            return _Recorded.apply(self, False, tensor)  # type: ignore[no-untyped-call]
+            return _Recorded.apply(self, False, tensor)  # type: ignore[no-any-return,no-untyped-call]
         team = team_of(self.form, self.process_set)
         posting = self.posting(team, tensor, self.name)
-        result = posting.result
+        result: torch.Tensor | None = posting.result
         if result is None or not tensor.is_cpu or waits.observed():
-            return synchronize(self.handle(begin(team, posting, False)))
+            return synchronize(self.handle(begin(team, posting, False)))  # type: ignore[no-any-return]
         if last_line.clock() >= last_line.due:
             last_line.note()
         failure = team.run(posting)
@@ -172,7 +160,7 @@ class Call:
         self, tensors: Sequence[torch.Tensor], compression: type[Compressor]
     ) -> tuple[list[torch.Tensor], list[Any]]:
         """What travels, and what `decompress` needs."""
-        checked_compression(self.form, compression)
+        arguments.checked_compression(self.form, compression)
         for tensor in tensors:
             checked(self.form, tensor, self.op)
         pairs = [compression.compress(tensor) for tensor in tensors]
@@ -203,7 +191,7 @@ class Call:
         if compression is not NONE:
             small, contexts = self.compressed(tensors, compression)
             return list(map(compression.decompress, self.run_group(small), contexts))
-        if any(map(differentiable, tensors)):
+        if any(map(differentiable, tensors)) and self.form[-1] != "_":
             return list(_Recorded.apply(self, True, *tensors))  # type: ignore[no-untyped-call]
         return synchronize(self.start_group(tensors, False))  # type: ignore[no-any-return]
 
@@ -213,7 +201,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, is_group: bool, *tensors: torch.Tensor) -> Any:
-        name = f"{label(call.form, call.name, call.process_set)}.grad"
+        name = f"{arguments.label(call.form, call.name, call.process_set)}.grad"
         handle = call.start_group(tensors, False) if is_group else call.start(tensors[0], False)
         results = synchronize(handle)
         operations = getattr(handle.operation, "operations", [handle.operation])

@@ -166,10 +166,8 @@ def grouped_allreduce(
         >>> hvd.grouped_allreduce([torch.ones(1), torch.ones(2)], op=hvd.Sum, name="pair")
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce(
-        "grouped_allreduce", name, process_set, reduce_op(average, op), *factors
-    )
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    call = GroupedAllreduce("grouped_allreduce", name, process_set, how)
     return call.run_group(tensors, compression)
 
 
@@ -195,11 +193,8 @@ def grouped_allreduce_async(
         >>> hvd.synchronize(handle)
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce(
-        "grouped_allreduce", name, process_set, reduce_op(average, op), *factors
-    )
-    return call.start_group(tensors)
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return GroupedAllreduce("grouped_allreduce", name, process_set, how).start_group(tensors)
 
 
 def grouped_allreduce_(
@@ -227,11 +222,8 @@ def grouped_allreduce_(
         >>> hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="pair")
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce(
-        "grouped_allreduce_", name, process_set, reduce_op(average, op), *factors
-    )
-    return synchronize(call.start_group(tensors, False))  # type: ignore[no-any-return]
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return GroupedAllreduce("grouped_allreduce_", name, process_set, how).run_group(tensors)
 
 
 def grouped_allreduce_async_(
@@ -257,8 +249,5 @@ def grouped_allreduce_async_(
         >>> hvd.synchronize(handle)
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = GroupedAllreduce(
-        "grouped_allreduce_", name, process_set, reduce_op(average, op), *factors
-    )
-    return call.start_group(tensors)
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return GroupedAllreduce("grouped_allreduce_", name, process_set, how).start_group(tensors)

@@ -79,9 +79,8 @@ def reducescatter(
         >>> hvd.reducescatter(torch.tensor([1.0, 2.0, 3.0]), op=hvd.Sum)
         tensor([2., 4.])
     """
-    factors = prescale_factor, postscale_factor
-    call = Reducescatter("reducescatter", name, process_set, op, *factors)
-    return call.run(tensor, compression)  # type: ignore[no-any-return]
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("reducescatter", name, process_set, how).run(tensor, compression)
 
 
 def reducescatter_async(
@@ -104,8 +103,8 @@ def reducescatter_async(
         >>> hvd.synchronize(handle)
         tensor([2., 4.])
     """
-    factors = prescale_factor, postscale_factor
-    return Reducescatter("reducescatter", name, process_set, op, *factors).start(tensor)
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("reducescatter", name, process_set, how).start(tensor)
 
 
 def grouped_reducescatter(
@@ -132,9 +131,10 @@ def grouped_reducescatter(
         >>> hvd.grouped_reducescatter([torch.ones(2), torch.ones(3)], op=hvd.Sum)
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = Reducescatter("grouped_reducescatter", name, process_set, op, *factors)
-    return call.run_group(tensors, compression)
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("grouped_reducescatter", name, process_set, how).run_group(
+        tensors, compression
+    )
 
 
 def grouped_reducescatter_async(
@@ -158,6 +158,5 @@ def grouped_reducescatter_async(
         >>> hvd.synchronize(handle)
         [tensor([2.]), tensor([2., 2.])]
     """
-    factors = prescale_factor, postscale_factor
-    call = Reducescatter("grouped_reducescatter", name, process_set, op, *factors)
-    return call.start_group(tensors)
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("grouped_reducescatter", name, process_set, how).start_group(tensors)

@@ -11,37 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOp,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+from torch._C import _distributed_c10d as c10d
 
 from hvdlite import _core
 from hvdlite.distributed import arguments, spans, sparse
-from hvdlite.distributed.arguments import (
-    check_parts,
-    check_sizes,
-    check_whole,
-    filling,
-    landing,
-    movable,
-    one_device,
-    reduce_op,
-    reducible,
-    same_dtype,
-    seconds,
-    single,
-    uneven,
-)
+from hvdlite.distributed.arguments import landing, movable, one_device, reduce_op, reducible, single
 from hvdlite.distributed.errors import CollectiveError
 from hvdlite.distributed.point_to_point import PointToPoint
 from hvdlite.distributed.work import DONE, OperationWork, SeveralWork
@@ -52,7 +26,7 @@ from hvdlite.world.telling import last_line
 
 Tensor = torch.Tensor
 
-_SUM = ReduceOp.SUM
+_SUM = c10d.ReduceOp.SUM
 _AS_IT_IS = 0, 1.0
 _posting = _core.posting
 
@@ -81,7 +55,9 @@ class Collectives(PointToPoint):
         writes there. outputs: the caller's tensors for the result. inputs: for the profiler, if not
         the outputs. how: the op, and the factor of each rank's tensor.
         """
-        finish = None if result is None or result is outputs[0] else filling(outputs, result)
+        finish = (
+            None if result is None or result is outputs[0] else arguments.filling(outputs, result)
+        )
         some = result if source is None else source
         if some.__class__ is tuple:
             some = some[0]
@@ -91,7 +67,7 @@ class Collectives(PointToPoint):
             *(kind, self.next_name(), True, dtype, source, result, how[0], root, how[1], 1.0),
             *(splits, None, 0, site(3)),
         )
-        timeout_s = seconds(opts.timeout, self.timeout_s)
+        timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
         last_line.look()
         if opts.asyncOp or waits.observed():
             span = None
@@ -151,8 +127,8 @@ class Collectives(PointToPoint):
         return work
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        if opts.__class__ is not AllreduceOptions:
-            opts = _options(AllreduceOptions, opts, timeout, "reduceOp")
+        if opts.__class__ is not c10d.AllreduceOptions:
+            opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
         tensor = single("allreduce", tensors)
         if not tensor.is_cpu:
             return self.cuda().allreduce([tensor], opts)
@@ -163,23 +139,29 @@ class Collectives(PointToPoint):
         how = reduce_op("allreduce", opts.reduceOp, tensor.dtype)
         if not opts.asyncOp and not waits.observed():
             # The short way, for ordinary tensors only.
-            given = tensor, self.next_name, *how, seconds(opts.timeout, self.timeout_s), site(2)
+            given = (
+                tensor,
+                self.next_name,
+                *how,
+                arguments.seconds(opts.timeout, self.timeout_s),
+                site(2),
+            )
             if self._run(self.team.run_allreduce, *given) is None:
                 return DONE
         values = reducible("allreduce", tensor)
         return self._do("all_reduce", opts, _core.ALLREDUCE, values, values, [tensor], how=how)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        opts = _options(AllreduceCoalescedOptions, opts)
+        opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
-        one = AllreduceOptions()  # the given ones may be of a subclass
+        one = c10d.AllreduceOptions()  # the given ones may be of a subclass
         one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
         start = self.allreduce
         return self._several("all_reduce", tensors, opts, lambda: [start(t, one) for t in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
-        opts = _options(BroadcastOptions, root.get("root", opts), timeout, "rootRank")
+        opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")
         tensor = single("broadcast", tensors)
         if not tensor.is_cpu:
             return self.cuda().broadcast([tensor], opts)
@@ -189,7 +171,7 @@ class Collectives(PointToPoint):
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = _SUM, timeout: Any = None, **root: int
     ) -> Any:
-        opts = _options(ReduceOptions, root.get("root", opts), timeout, "rootRank")
+        opts = _options(c10d.ReduceOptions, root.get("root", opts), timeout, "rootRank")
         if op is not _SUM:
             opts.reduceOp = op
         tensor = single("reduce", tensors)
@@ -202,25 +184,25 @@ class Collectives(PointToPoint):
         return self._do("reduce", opts, _core.REDUCE, values, result, [tensor], None, how, member)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         tensor, parts = single("allgather", inputs), single("allgather", outputs)
         if not one_device("allgather", [tensor, *parts]):
             return self.cuda().allgather(outputs, inputs, opts)
-        check_parts("allgather", parts, self.team.size, tensor.dtype)
+        arguments.check_parts("allgather", parts, self.team.size, tensor.dtype)
         flat = movable("allgather", tensor)
         flats = tuple(landing("allgather", part) for part in parts)
-        check_sizes("allgather", [flats[self.team.rank]], flat)
-        rest = flats, parts, [tensor], _AS_IT_IS, 0, uneven(flats)
+        arguments.check_sizes("allgather", [flats[self.team.rank]], flat)
+        rest = flats, parts, [tensor], _AS_IT_IS, 0, arguments.uneven(flats)
         return self._do("all_gather", opts, _core.ALLGATHER_INTO, flat, *rest)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        opts = _options(AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if not tensor.is_cpu:
             return self.cuda()._allgather_base(output, tensor, opts)
         form = "all_gather_into_tensor"
-        check_whole(form, "output", output, tensor, self.team.size)
+        arguments.check_whole(form, "output", output, tensor, self.team.size)
         flats = movable(form, tensor), landing(form, output)
         return self._do("_all_gather_base", opts, _core.ALLGATHER_INTO, *flats, [output], [tensor])
 
@@ -229,7 +211,7 @@ class Collectives(PointToPoint):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        opts = _options(AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         return self._pairs("_all_gather_base", "_allgather_base", outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -238,7 +220,7 @@ class Collectives(PointToPoint):
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         """output_lists: by member, a tensor for each input."""
-        opts = _options(AllgatherOptions, opts)
+        opts = _options(c10d.AllgatherOptions, opts)
         if not one_device("allgather_coalesced", inputs):
             return self.cuda().allgather_coalesced(output_lists, inputs, opts)
         if len(output_lists) != self.team.size:
@@ -253,7 +235,7 @@ class Collectives(PointToPoint):
         )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(GatherOptions, opts, timeout, "rootRank")
+        opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
         tensor = single("gather", inputs)
@@ -262,12 +244,12 @@ class Collectives(PointToPoint):
         parts = self._parts_of_root("gather", opts, outputs, tensor.dtype)
         flat = movable("gather", tensor)
         flats = tuple(landing("gather", part) for part in parts)
-        check_sizes("gather", flats, flat)
+        arguments.check_sizes("gather", flats, flat)
         rest = flats or None, parts, [tensor]
         return self._do("gather", opts, _core.GATHER, flat, *rest, root=opts.rootRank)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(ScatterOptions, opts, timeout, "rootRank")
+        opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         output = single("scatter", outputs)
@@ -276,34 +258,34 @@ class Collectives(PointToPoint):
         parts = self._parts_of_root("scatter", opts, inputs, output.dtype)
         flat = landing("scatter", output)
         flats = tuple(movable("scatter", part) for part in parts)
-        check_sizes("scatter", flats, flat)
+        arguments.check_sizes("scatter", flats, flat)
         rest = flats or None, flat, [output], parts
         return self._do("scatter", opts, _core.SCATTER, *rest, root=opts.rootRank)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
-        opts = _options(ReduceScatterOptions, opts, timeout, "reduceOp")
+        opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         form = "reduce_scatter"
         output, parts = single(form, outputs), single(form, inputs)
         if not one_device(form, [output, *parts]):
             return self.cuda().reduce_scatter(outputs, inputs, opts)
-        check_parts(form, parts, self.team.size, output.dtype)
+        arguments.check_parts(form, parts, self.team.size, output.dtype)
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flats = tuple(reducible(form, part).view(-1) for part in parts)
         flat = landing(form, output)
-        check_sizes(form, [flats[self.team.rank]], flat)
-        rest = flat, [output], parts, how, 0, uneven(flats)
+        arguments.check_sizes(form, [flats[self.team.rank]], flat)
+        rest = flat, [output], parts, how, 0, arguments.uneven(flats)
         return self._do(form, opts, _core.REDUCESCATTER, flats, *rest)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        opts = _options(ReduceScatterOptions, opts, None, "reduceOp")
+        opts = _options(c10d.ReduceScatterOptions, opts, None, "reduceOp")
         if not tensor.is_cpu:
             return self.cuda()._reduce_scatter_base(output, tensor, opts)
         form = "reduce_scatter_tensor"
-        check_whole(form, "input", tensor, output, self.team.size)
+        arguments.check_whole(form, "input", tensor, output, self.team.size)
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flat = reducible(form, tensor).view(-1)
         into = landing(form, output), [output], [tensor], how
@@ -314,7 +296,7 @@ class Collectives(PointToPoint):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        opts = _options(ReduceScatterOptions, opts)
+        opts = _options(c10d.ReduceScatterOptions, opts)
         return self._pairs("_reduce_scatter_base", "_reduce_scatter_base", outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -327,12 +309,12 @@ class Collectives(PointToPoint):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> Any:
-        opts = _options(AllToAllOptions, opts)
+        opts = _options(c10d.AllToAllOptions, opts)
         given = list(output_split_sizes), list(input_split_sizes)
         if not tensor.is_cpu:
             return self.cuda().alltoall_base(output, tensor, *given, opts)
         form, size = "all_to_all_single", self.team.size
-        same_dtype(form, [output], tensor.dtype)
+        arguments.same_dtype(form, [output], tensor.dtype)
         received = arguments.counts(form, "output", given[0], output, size)
         sent = arguments.counts(form, "input", given[1], tensor, size)
         flats = movable(form, tensor), landing(form, output)
@@ -344,12 +326,12 @@ class Collectives(PointToPoint):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        opts = _options(AllToAllOptions, opts)
+        opts = _options(c10d.AllToAllOptions, opts)
         form, size = "all_to_all", self.team.size
         if not one_device(form, [*outputs, *inputs]):
             return self.cuda().alltoall(outputs, inputs, opts)
-        check_parts(form, inputs, size, inputs[0].dtype if inputs else torch.float32)
-        check_parts(form, outputs, size, inputs[0].dtype)
+        arguments.check_parts(form, inputs, size, inputs[0].dtype if inputs else torch.float32)
+        arguments.check_parts(form, outputs, size, inputs[0].dtype)
         sources = tuple(movable(form, tensor) for tensor in inputs)
         results = tuple(landing(form, output) for output in outputs)
         splits = (*map(len, sources), *map(len, results))
@@ -357,7 +339,7 @@ class Collectives(PointToPoint):
         return self._do(form, opts, _core.ALLTOALL_INTO, *rest)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(BarrierOptions, opts, timeout)
+        opts = _options(c10d.BarrierOptions, opts, timeout)
         if opts.device is not None and opts.device.type == "cuda":
             return self.cuda().barrier(opts)
         return self._do("barrier", opts, _core.BARRIER, None, None, [])
@@ -374,7 +356,7 @@ class Collectives(PointToPoint):
         """The tensors that the root alone passes, one for each rank."""
         if self._root(form, opts) == self.team.rank:
             parts: Sequence[Tensor] = single(form, given)
-            check_parts(form, parts, self.team.size, dtype)
+            arguments.check_parts(form, parts, self.team.size, dtype)
             return parts
         if given and given[0]:
             raise ValueError(f"{form}: only the root passes a list of tensors, one for each rank")
