@@ -10,19 +10,13 @@ from hvdlite import _core
 from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.grouped_allreduce import GroupedAllreduce
 from hvdlite.collectives.handles import Handle
-from hvdlite.collectives.posting import require_rows
 from hvdlite.ops import Average
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
-from hvdlite.world.teams.team import Team
 
 
 class Allgather(Call):
     kind = _core.ALLGATHER
-
-    def check(self, team: Team, tensor: torch.Tensor) -> int:
-        code = super().check(team, tensor)
-        require_rows(self.form, tensor)
-        return code
+    has_rows = True
 
     def layout(self, tensor: torch.Tensor) -> tuple[int, ...]:
         return tensor.shape[1:]  # the first dimensions may differ between ranks

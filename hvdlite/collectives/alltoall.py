@@ -10,7 +10,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
-from hvdlite.collectives.posting import checked, require_rows
+from hvdlite.collectives.posting import checked
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set
 from hvdlite.world.teams.team import Team
 
@@ -21,10 +21,10 @@ Splits = torch.Tensor | Sequence[int] | None
 
 class Alltoall(Call):
     kind = _core.ALLTOALL
+    has_rows = True
 
     def check(self, team: Team, tensor: torch.Tensor) -> int:
         code = super().check(team, tensor)
-        require_rows(self.form, tensor)
         rows = _rows_to_send(tensor, self.own, team)
         self.splits = torch.tensor(rows, dtype=torch.int64, device="cpu")
         return code

@@ -59,6 +59,8 @@ class Call:
     """
 
     kind: int
+    # Whether it is along the first dimension.
+    has_rows = False
     root = 0
     splits: Any = None
 
@@ -91,6 +93,8 @@ class Call:
         pre, post = self.prescale, self.postscale
         if pre.__class__ is not float or post.__class__ is not float or code == BOOL:
             self.prescale, self.postscale = arguments.factors(self.form, code, pre, post)
+        if self.has_rows and not tensor.dim():
+            raise arguments.no_rows(self.form)
         return code
 
     def memory(self, team: Team, tensor: torch.Tensor) -> Memory:

@@ -148,12 +148,9 @@ def require_sum(operation: str, op: object) -> None:
         raise kind(f"{operation}: op={op!r}, expected Average or Sum")
 
 
-def require_rows(operation: str, tensor: torch.Tensor) -> None:
-    """Raises ValueError for a scalar: the operation is along the first dimension."""
-    if not tensor.dim():
-        raise UnsupportedError(
-            f"{operation}: a scalar has no first dimension; use tensor.reshape(1)"
-        )
+def no_rows(operation: str) -> ValueError:
+    """The error of an operation along the first dimension that got a scalar."""
+    return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
 
 
 def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:

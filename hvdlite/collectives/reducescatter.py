@@ -10,7 +10,7 @@ from hvdlite import _core
 from hvdlite.collectives.allgather import Allgather
 from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
 from hvdlite.collectives.handles import Handle
-from hvdlite.collectives.posting import readable, require_rows, require_sum
+from hvdlite.collectives.posting import readable, require_sum
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Average, ReduceOp, Sum
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -19,12 +19,11 @@ from hvdlite.world.teams.team import Team
 
 class Reducescatter(Call):
     kind = _core.REDUCESCATTER
+    has_rows = True
 
     def check(self, team: Team, tensor: torch.Tensor) -> int:
         require_sum(self.form, self.op)
-        code = super().check(team, tensor)
-        require_rows(self.form, tensor)
-        return code
+        return super().check(team, tensor)
 
     def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
         rows, more = divmod(tensor.shape[0], team.size)

@@ -83,19 +83,18 @@ class PointToPoint:
         tensor = single("recv", tensors)
         if not tensor.is_cpu:
             return self.cuda().recv(tensors, source, tag)
-        wake = sys._getframe(1).f_code is not _RECV
-        return self._receive(tensor, source, tag, "recv", wake)
+        return self._receive(tensor, source, tag, "recv")
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
         tensor = single("recv", tensors)
         if not tensor.is_cpu:
             return self.cuda().recv_anysource(tensors, tag)
-        wake = sys._getframe(1).f_code is not _RECV
-        return self._receive(tensor, ANY, tag, "recvAnySource", wake)
+        return self._receive(tensor, ANY, tag, "recvAnySource")
 
-    def _receive(self, tensor: Tensor, source: int, tag: int, form: str, wake: bool) -> ReceiveWork:
+    def _receive(self, tensor: Tensor, source: int, tag: int, form: str) -> ReceiveWork:
         flat = movable("recv", tensor)
         span = self._span(form, tensor)
+        wake = sys._getframe(2).f_code is not _RECV
         operation = postings.recv(self.team, flat, source, tag, wake)
         finish = filling([tensor], flat)
         return ReceiveWork(self, operation, [tensor], finish, self.timeout_s, span)
