@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.calls import Call, Ended, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
 from hvdlite.collectives.posting import checked
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set
@@ -23,11 +23,10 @@ class Alltoall(Call):
     kind = _core.ALLTOALL
     has_rows = True
 
-    def check(self, team: Team, tensor: torch.Tensor) -> int:
-        code = super().check(team, tensor)
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
         rows = _rows_to_send(tensor, self.own, team)
         self.splits = torch.tensor(rows, dtype=torch.int64, device="cpu")
-        return code
+        return super().memory(team, tensor)
 
     def handle(self, started: Handle) -> Handle:
         return Handle(

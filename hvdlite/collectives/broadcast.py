@@ -6,7 +6,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.allreduce import Allreduce
-from hvdlite.collectives.calls import Call, Ended, Gradient
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
 from hvdlite.collectives.handles import Handle
 from hvdlite.ops import Average
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
@@ -15,12 +15,10 @@ from hvdlite.world.teams.team import Team
 
 class Broadcast(Call):
     kind = _core.BROADCAST
-    memory = Call.same_shape
 
-    def check(self, team: Team, tensor: torch.Tensor) -> int:
-        code = super().check(team, tensor)
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
         self.root = checked_root(self.form, self.own, team, self.process_set)
-        return code
+        return self.same_shape(team, tensor)
 
     def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
         """Averaged on the root, zeros elsewhere."""

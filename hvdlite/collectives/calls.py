@@ -130,12 +130,15 @@ class Call:
     ) -> _core.Posting:
         code = self.check(team, tensor)
         source, result = self.memory(team, tensor)
-        called: Any = name
+        text: Any = name
         unnamed = name.__class__ is not str
         if unnamed:
-            called, unnamed = named(team, name)
-        given = self.op, self.root, self.prescale, self.postscale, self.splits, group, 0, site(3)
-        return _posting(self.kind, called, unnamed, code, source, result, *given)
+            text, unnamed = named(team, name)
+        op, root, pre, post = self.op, self.root, self.prescale, self.postscale
+        kind, rows, at = self.kind, self.splits, site(3)
+        return _posting(
+            kind, text, unnamed, code, source, result, op, root, pre, post, rows, group, 0, at
+        )
 
     def start(self, tensor: torch.Tensor, wake: bool = True) -> Handle:
         """wake: False if the caller waits for it next."""
@@ -146,7 +149,12 @@ class Call:
         if compression is not NONE:
             (small,), (ctx,) = self.compressed([tensor], compression)
             return compression.decompress(self.run(small), ctx)
-        if differentiable(tensor) and self.form[-1] != "_":
+        # (The first two are for speed.)
+        if (
+            (tensor.__class__ is not torch.Tensor or tensor.requires_grad)
+            and differentiable(tensor)
+            and self.form[-1] != "_"
+        ):
             return _Recorded.apply(self, False, tensor)  # type: ignore[no-any-return,no-untyped-call]
         team = team_of(self.form, self.process_set)
         posting = self.posting(team, tensor, self.name)

@@ -62,6 +62,8 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     Raises:
         ValueError: Both are given, or `op` is not one of hvdlite's.
     """
+    if op.__class__ is ReduceOp and average is None:
+        return op
     if average is not None:
         if op is not None:
             raise ValueError("average and op are both given; leave out average, it is deprecated")
