@@ -216,14 +216,13 @@ def force_past_cache(force: bool | None, /) -> None:
 def use_tensors(
     exchange_api: object,
     types: tuple[type, ...],
-    op_type: type,
-    changed: Callable[[Any], object],
+    changed: Callable[[tuple[Any]], object],
     /,
 ) -> bool:
-    """What `Engine.allreduce_in_place` and `dtype_of` take: tensors of exactly these types, whose
-    library has the DLPack functions `exchange_api` (its type's `__dlpack_c_exchange_api__`), and
-    ops of this type. changed: is called with each tensor that will be written. Returns whether it
-    can be used; False if the functions are of an unknown version."""
+    """What `Engine.run_allreduce` and `dtype_of` take: tensors of exactly these types, whose
+    library has the DLPack functions `exchange_api` (its type's `__dlpack_c_exchange_api__`).
+    changed: is called with a tuple of each tensor that will be written, for autograd. Returns
+    whether it can be used; False if the functions are of an unknown version."""
 
 def use_alone(is_alone: Callable[[], bool], /) -> None:
     """is_alone: called by a thread that has waited in an operation for some 200 ms, and again as it
@@ -465,31 +464,27 @@ class Engine:
         the last part no shorter than that, gives the bits of one that is posted as a whole. 0: it
         may not be cut. The same on every member."""
 
-    def allreduce_in_place(
-        self, tensor: Any, name: Any, op: Any, prescale: Any, postscale: Any, /
-    ) -> str | None:
-        """A blocking allreduce: what `post` and `Operation.wait` do, in one call. None: it is done;
-        a text: it failed.
-
-        NotImplemented, and nothing was done: it takes ordinary arguments only. These are contiguous
-        tensors with elements, in host memory, of a type that `use_tensors` named and of any dtype
-        but bool; a str; Average, Sum, Min, Max or Product; and two floats."""
-
     def run_allreduce(
         self,
         tensor: Any,
-        next_name: Callable[[], str],
+        result: Any,
+        name: str | Callable[[], str],
         op: int,
         prescale: float,
+        postscale: float,
         timeout_s: float,
         site: str,
+        due_s: float,
         /,
     ) -> str | None:
-        """As `run`, of an unnamed allreduce in place; without a `Posting`.
+        """As `run`, of an allreduce; without a `Posting`.
 
-        NotImplemented, and nothing was done: the tensor is none of those that `allreduce_in_place`
-        takes, or its dtype lacks the op. next_name: called where nothing is refused; returns what
-        the operation is posted as. Autograd does not learn that the tensor changes."""
+        result: where the sum goes; None: to the tensor, of which autograd learns that it changes.
+        name: it, or what is called for that of an unnamed operation where nothing is refused.
+        due_s: from this time of CLOCK_MONOTONIC on everything is refused.
+        NotImplemented, and nothing was done: it takes ordinary arguments only. These are contiguous
+        tensors with elements, in host memory, of a type that `use_tensors` named and of any dtype
+        but bool; an op that the dtype has, but Adasum; and floats."""
 
     def send(self, tensor: Any, to: int, tag: int, site: str = "", wake: bool = True) -> Operation:
         """Sends a contiguous tensor to a member, which may be this one; never blocks.

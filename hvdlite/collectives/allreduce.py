@@ -7,11 +7,12 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives.calls import Call, Ended, Gradient
 from hvdlite.collectives.handles import Handle
-from hvdlite.collectives.posting import reduce_op
+from hvdlite.collectives.posting import differentiable, reduce_op
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
-from hvdlite.ops import ReduceOp
+from hvdlite.ops import Average, ReduceOp
+from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.world.telling import last_line
 
@@ -72,8 +73,43 @@ def allreduce(
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
         tensor([3., 6.])
     """
+    if op is None and average is None:
+        op = Average
+    if (
+        average is None
+        and op.__class__ is ReduceOp
+        and compression is Compression.none
+        and _core.dtype_of(tensor) >= 0
+        and not differentiable(tensor)
+        and not waits.observed()
+    ):
+        result = torch.empty_like(tensor)
+        at = site(2)
+        if _at_once(tensor, result, name, op, prescale_factor, postscale_factor, process_set, at):
+            return result
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return Allreduce("allreduce", name, process_set, how).run(tensor, compression)
+
+
+def _at_once(
+    tensor: torch.Tensor,
+    result: torch.Tensor | None,
+    name: str | None,
+    op: ReduceOp | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    place: str,
+) -> bool:
+    """In one call of the core. False: nothing was done, as it takes ordinary arguments only."""
+    team = team_of("allreduce" if result is not None else "allreduce_", process_set)
+    called = team.unnamed if name is None else name
+    failure = team.run_allreduce(
+        tensor, result, called, op, prescale, postscale, -1.0, place, last_line.due
+    )
+    if failure is not None and failure is not NotImplemented:
+        raise HorovodInternalError(failure)
+    return failure is None
 
 
 def allreduce_async(
@@ -128,18 +164,11 @@ def allreduce_(
         >>> tensor
         tensor([0.5000, 0.5000])
     """
-    if average is None and not waits.observed():
-        # The fast path: one call of the core, which refuses all but ordinary arguments. It takes
-        # no site, which would cost a fifth of its time: the operation has a name.
-        if last_line.clock() >= last_line.due:
-            last_line.note()
-        outcome = team_of("allreduce_", process_set).allreduce_in_place(
-            tensor, name, op, prescale_factor, postscale_factor
-        )
-        if outcome is None:
+    if average is None and op.__class__ is ReduceOp and not waits.observed():
+        # One with a name has no site, which would cost a fifth of its time.
+        place = site(2) if name is None else ""
+        if _at_once(tensor, None, name, op, prescale_factor, postscale_factor, process_set, place):
             return tensor
-        if outcome is not NotImplemented:
-            raise HorovodInternalError(outcome)
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return Allreduce("allreduce_", name, process_set, how).run(tensor)
 

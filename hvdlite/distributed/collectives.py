@@ -134,18 +134,11 @@ class Collectives(PointToPoint):
             return self.cuda().allreduce([tensor], opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
-        if last_line.clock() >= last_line.due:
-            last_line.note()
         how = reduce_op("allreduce", opts.reduceOp, tensor.dtype)
         if not opts.asyncOp and not waits.observed():
             # The short way, for ordinary tensors only.
-            given = (
-                tensor,
-                self.next_name,
-                *how,
-                arguments.seconds(opts.timeout, self.timeout_s),
-                site(2),
-            )
+            limit_s = arguments.seconds(opts.timeout, self.timeout_s)
+            given = tensor, tensor, self.next_name, *how, 1.0, limit_s, site(2), last_line.due
             if self._run(self.team.run_allreduce, *given) is None:
                 return DONE
         values = reducible("allreduce", tensor)

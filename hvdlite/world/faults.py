@@ -108,8 +108,8 @@ class _Operations:
         self._rank = rank
         self._post, self._run, self._plan = team.post, team.run, team.plan
         team.post, team.run, team.plan = self.post, self.run, self.plan
-        # The core's short ways. Callers go the other way when these refuse.
-        team.run_allreduce = team.allreduce_in_place = lambda *_: NotImplemented
+        # The core's short way. Callers go the other way when it refuses.
+        team.run_allreduce = lambda *_: NotImplemented
 
     def before(self, operation: str, name: str) -> None:
         for fault in self._faults:

@@ -1,4 +1,6 @@
-"""allreduce_ of ordinary tensors in one call of the core: the tensors it takes, the results."""
+"""A blocking allreduce of ordinary tensors in one call of the core: what it takes, the results."""
+
+import math
 
 import numpy as np
 import pytest
@@ -23,9 +25,22 @@ def world_of_one():
     hvd.shutdown()
 
 
-def short_way(tensor, name="x", op=hvd.Sum, prescale=1.0, postscale=1.0):
+def short_way(
+    tensor,
+    name="x",
+    op=hvd.Sum,
+    prescale=1.0,
+    postscale=1.0,
+    *,
+    result=None,
+    timeout_s=-1.0,
+    site="",
+    due_s=math.inf,
+):
     team = team_of("allreduce_", hvd.global_process_set)
-    return team.allreduce_in_place(tensor, name, op, prescale, postscale)
+    return team.run_allreduce(
+        *(tensor, result, name, op, prescale, postscale, timeout_s, site, due_s)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES_OF_THE_SHORT_WAY, ids=str)
@@ -58,15 +73,17 @@ def resized(count, begin=0, size_bytes=0):
     return view
 
 
-def run(tensor, next_name=lambda: "run", op=hvd.Sum, prescale=1.0, timeout_s=-1.0, site=""):
-    engine = team_of("allreduce_", hvd.global_process_set).engine
-    return engine.run_allreduce(tensor, next_name, op, prescale, timeout_s, site)
+def test_a_result_apart_leaves_the_tensor_as_it_is():
+    tensor, result = torch.full((2, 3), 2.0), torch.zeros(2, 3)
+    assert short_way(tensor, prescale=0.5, result=result) is None
+    assert tensor.equal(torch.full((2, 3), 2.0))
+    assert result.equal(torch.ones(2, 3))
 
 
-def test_a_process_groups_short_way_does_not_tell_autograd():
+def test_autograd_is_not_told_where_the_caller_names_the_result():
     tensor = torch.full((2, 3), 2.0)
     version = tensor._version
-    assert run(tensor, prescale=0.5) is None
+    assert short_way(tensor, lambda: "run", prescale=0.5, result=tensor) is None
     assert tensor.equal(torch.ones(2, 3))
     assert tensor._version == version  # as with c10d's other backends
 
@@ -96,36 +113,43 @@ REFUSED = {
 
 @pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
 def test_leaves_other_tensors_to_the_long_way(tensor):
-    assert short_way(tensor) is NotImplemented
+    assert short_way(tensor, pytest.fail) is NotImplemented  # and takes no number
 
 
-@pytest.mark.parametrize("tensor", REFUSED.values(), ids=REFUSED)
-def test_a_refused_tensor_takes_no_name(tensor):
-    assert run(tensor, next_name=pytest.fail) is NotImplemented
+@pytest.mark.parametrize("result", REFUSED.values(), ids=REFUSED)
+def test_leaves_other_results_to_the_long_way(result):
+    assert short_way(torch.ones(2), pytest.fail, result=result) is NotImplemented
 
 
-def test_a_process_groups_op_that_a_dtype_lacks_is_left_to_the_long_way():
-    assert run(torch.ones(2), next_name=pytest.fail, op=_core.BAND) is NotImplemented
+@pytest.mark.parametrize(
+    "result",
+    [torch.ones(3), torch.ones(1, 2), torch.ones(2, dtype=torch.int32)],
+    ids=["size", "shape", "dtype"],
+)
+def test_leaves_a_result_that_is_not_like_the_tensor_to_the_long_way(result):
+    assert short_way(torch.ones(2), pytest.fail, result=result) is NotImplemented
+
+
+def test_leaves_all_to_the_long_way_when_something_is_due():
+    assert short_way(torch.ones(2), pytest.fail, due_s=0.0) is NotImplemented
 
 
 @pytest.mark.parametrize(
     ("argument", "error"),
     [
-        pytest.param({"next_name": lambda: 3}, TypeError, id="name of a number"),
-        pytest.param({"next_name": None}, TypeError, id="no name"),
-        pytest.param({"next_name": lambda: "x\0y"}, ValueError, id="name with a NUL"),
-        pytest.param({"op": 99}, ValueError, id="op out of range"),
-        pytest.param({"op": "SUM"}, TypeError, id="op of a str"),
-        pytest.param({"op": hvd.Average, "prescale": "1"}, TypeError, id="factor of a str"),
+        pytest.param({"name": lambda: 3}, TypeError, id="name of a number"),
+        pytest.param({"name": "x\0y"}, ValueError, id="name with a NUL"),
+        pytest.param({"name": lambda: "x\0y"}, ValueError, id="made name with a NUL"),
         pytest.param({"timeout_s": None}, TypeError, id="no timeout"),
+        pytest.param({"due_s": None}, TypeError, id="no time when due"),
         pytest.param({"site": 3}, TypeError, id="site of a number"),
         pytest.param({"site": "x\0y"}, ValueError, id="site with a NUL"),
     ],
 )
-def test_a_process_groups_bad_arguments_are_errors(argument, error):
+def test_bad_arguments_are_errors(argument, error):
     tensor = torch.ones(2)
     with pytest.raises(error):
-        run(tensor, **argument)
+        short_way(tensor, **argument)
     assert tensor.tolist() == [1, 1]
 
 
@@ -134,9 +158,12 @@ def test_a_process_groups_bad_arguments_are_errors(argument, error):
     [
         {"name": None},
         {"name": b"x"},
-        {"name": "x\0y"},
         {"op": None},
-        {"op": int(hvd.Sum)},
+        {"op": 99},
+        {"op": 2**70},
+        {"op": -1},
+        {"op": "SUM"},
+        {"op": _core.BAND},
         {"op": hvd.Adasum},
         {"prescale": 1},
         {"postscale": "1"},
@@ -157,8 +184,8 @@ def test_autograd_learns_of_the_change():
 
 
 def test_the_number_of_arguments_is_checked():
-    with pytest.raises(TypeError, match="5 arguments expected, got 1"):
-        team_of("allreduce_", hvd.global_process_set).allreduce_in_place(torch.ones(2))
+    with pytest.raises(TypeError, match="9 arguments expected, got 1"):
+        team_of("allreduce_", hvd.global_process_set).run_allreduce(torch.ones(2))
 
 
 def both_ways_meet():
@@ -170,7 +197,8 @@ def both_ways_meet():
             for shape in ((), (5,), (2, 3), (70_000,)):
                 tensor = torch.full(shape, rank + 1, dtype=dtype)
                 given = tensor if rank == 0 else tensor.as_subclass(Subclass)
-                hvd.allreduce_(given, name="meet", op=op)
+                made = hvd.allreduce(given, op=op)
+                hvd.allreduce_(given, op=op)
                 inputs = torch.arange(1, size + 1).to(torch.float64)
                 wanted = {
                     hvd.Average: inputs.mean(),
@@ -179,7 +207,8 @@ def both_ways_meet():
                     hvd.Max: inputs.max(),
                     hvd.Product: inputs.prod(),
                 }[op]
-                torch.testing.assert_close(tensor, wanted.to(dtype).expand(shape))
+                for found in (tensor, made.as_subclass(torch.Tensor)):
+                    torch.testing.assert_close(found, wanted.to(dtype).expand(shape))
 
 
 def failures_are_the_same():

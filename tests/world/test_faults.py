@@ -80,7 +80,7 @@ def installed():
     team, engine = worlds.current().team, worlds.current().team.engine
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     hvd.DistributedOptimizer(optimizer)
-    ways = (team.post, team.run, team.plan, team.run_allreduce, team.allreduce_in_place)
+    ways = (team.post, team.run, team.plan, team.run_allreduce)
     return [way.__self__ is engine for way in ways], len(optimizer._optimizer_step_pre_hooks)
 
 

@@ -285,6 +285,15 @@ bool hvdl_operation_done(const hvdl_operation *op)
     return atomic_load_explicit(&op->state, memory_order_acquire) >= HVDL_DONE;
 }
 
+/* *deadline: 0: the time begins now. */
+static bool is_over(uint64_t *deadline, long timeout_ns)
+{
+    uint64_t now = hvdl_now_ns();
+    if (!*deadline)
+        *deadline = now + (uint64_t)timeout_ns;
+    return now >= *deadline;
+}
+
 bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
 {
     if (hvdl_operation_done(op))
@@ -293,7 +302,7 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
         hvdl_futex_wait(&e->driving.done_count, atomic_load(&e->driving.done_count), 10000000L);
         return hvdl_operation_done(op);
     }
-    uint64_t deadline = hvdl_now_ns() + (uint64_t)timeout_ns;
+    uint64_t deadline = 0; /* short waits do without the clock */
     atomic_fetch_add(&e->driving.num_waiting, 1);
     bool nobody_rang = false;
     while (!hvdl_operation_done(op) && !stopping(e)) {
@@ -306,12 +315,13 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
             while (!hvdl_operation_done(op) && !stopping(e)) {
                 if (!hvdl_sweep(e))
                     hvdl_pause(e, stopping);
-                if (++looks % 64 == 0 || e->driving.pause_ns)
-                    if (hvdl_now_ns() >= deadline)
-                        break;
+                if ((++looks % 64 == 0 || e->driving.pause_ns) && is_over(&deadline, timeout_ns))
+                    break;
             }
             stop_driving(e);
         } else {
+            if (is_over(&deadline, timeout_ns))
+                break;
             hvdl_shm_kick(&e->shm); /* the thread makes way for callers */
             atomic_fetch_add(&e->driving.num_sleeping, 1);
             if (!hvdl_operation_done(op))
@@ -319,7 +329,7 @@ bool hvdl_operation_wait(hvdl_engine *e, hvdl_operation *op, long timeout_ns)
             atomic_fetch_sub(&e->driving.num_sleeping, 1);
             nobody_rang = atomic_load(&e->driving.done_count) == seen;
         }
-        if (hvdl_now_ns() >= deadline)
+        if (hvdl_operation_done(op) || is_over(&deadline, timeout_ns))
             break;
     }
     if (atomic_fetch_sub(&e->driving.num_waiting, 1) == 1 && has_work(e))

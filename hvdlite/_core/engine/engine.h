@@ -54,9 +54,10 @@ typedef struct {
     const char *name;
     const char *
         words; /* what texts say of it in place of kind and name; NULL: these. Ranks need not agree */
-    bool unnamed;     /* matched whatever the kind */
-    const char *site; /* where the script posts it, for texts; NULL: not known. Cut at the front;
+    bool unnamed;       /* matched whatever the kind */
+    const char *site;   /* where the script posts it, for texts; NULL: not known. Cut at the front;
                        * not empty */
+    uint64_t posted_ns; /* 0: now */
     const void *input;
     void *output;
     /* Where a kind has a part for each rank: of each, instead of `input` or `output`; or NULL. Copied. */

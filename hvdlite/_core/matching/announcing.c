@@ -23,7 +23,7 @@ static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry h
     if (!e->announcing.deferred &&
         !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes)) {
         if (op && !op->internal)
-            hvdl_note_activity(e, hvdl_activity_of(op, HVDL_DID_POST));
+            hvdl_note_operation(e, op, HVDL_DID_POST);
         return;
     }
     hvdl_deferred *entry = malloc(sizeof *entry + bytes + more_bytes);
@@ -33,7 +33,7 @@ static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry h
     }
     *entry = (hvdl_deferred){.head = head, .body_bytes = bytes + more_bytes};
     if (op && !op->internal)
-        entry->posts = hvdl_activity_of(op, HVDL_DID_POST);
+        hvdl_put_activity(&entry->posts, op, HVDL_DID_POST);
     if (bytes)
         memcpy(entry->body, body, bytes);
     if (more_bytes)
@@ -58,7 +58,7 @@ bool hvdl_append_deferred(hvdl_engine *e)
         if (hvdl_journal_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
             break;
         if (entry->posts.activity && !e->failure.broken)
-            hvdl_note_activity(e, entry->posts);
+            hvdl_note_activity(e, &entry->posts);
         e->announcing.deferred = entry->next;
         free(entry);
         any = true;

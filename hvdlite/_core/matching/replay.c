@@ -238,27 +238,26 @@ static __attribute__((noinline)) size_t read_site(const hvdl_engine *e, hvdl_mee
 
 static void read_post(hvdl_engine *e, const hvdl_entry *entry)
 {
-    hvdl_post_body body;
-    memcpy(&body, hvdl_entry_body(entry), sizeof body);
-    size_t head_bytes = sizeof body;
-    hvdl_meeting *meeting = hvdl_meeting_by_key(e, body.key);
+    const hvdl_post_body *body = hvdl_entry_body(entry);
+    size_t head_bytes = sizeof *body;
+    hvdl_meeting *meeting = hvdl_meeting_by_key(e, body->key);
     if (!meeting) {
         meeting = new_meeting(e, entry->position);
-        if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body.key.lo)) {
+        if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body->key.lo)) {
             free(meeting);
             hvdl_out_of_memory(e);
             return;
         }
-        meeting->key = body.key;
+        meeting->key = body->key;
     }
     hvdl_operation *own = entry->from == e->placement.local ? hvdl_next_announced(e) : NULL;
     hvdl_variant *variant =
-        hvdl_variants_add(&meeting->variants, &body.desc, hvdl_rank_of_local(e, entry->from));
+        hvdl_variants_add(&meeting->variants, &body->desc, hvdl_rank_of_local(e, entry->from));
     if (hvdl_post_site_bytes(entry) || meeting->has_sites)
         head_bytes += read_site(e, meeting, variant, entry);
     meeting->internal = hvdl_post_is_internal(entry);
     count_posted(meeting, entry->from);
-    if (hvdl_keep_payload(e, meeting, entry, own, &body.desc,
+    if (hvdl_keep_payload(e, meeting, entry, own, &body->desc,
                           (const char *)hvdl_entry_body(entry) + head_bytes,
                           entry->body_bytes - head_bytes)) {
         hvdl_out_of_memory(e);

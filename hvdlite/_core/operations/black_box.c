@@ -141,15 +141,6 @@ static void put_name(hvdl_box_entry *entry, const char *name)
         PUT(entry->name[i], shown.words[i]);
 }
 
-/* One look at the clock per sweep: a time is too early by what the sweep has taken until then, which may be as long
- * as the reduction of a segment. */
-static uint64_t sweeps_now(hvdl_black_box *box)
-{
-    if (!box->now_ns)
-        box->now_ns = hvdl_now_ns();
-    return box->now_ns;
-}
-
 void hvdl_box_write_posted(hvdl_engine *e, hvdl_operation *op)
 {
     uint64_t ticket;
@@ -184,7 +175,7 @@ void hvdl_box_write_state(hvdl_engine *e, const hvdl_operation *op, int state)
     if (!entry)
         return;
     /* A failure may come long after the last sweep. */
-    uint64_t now_ns = state == HVDL_FAILED ? hvdl_now_ns() : sweeps_now(&e->black_box);
+    uint64_t now_ns = state == HVDL_FAILED ? hvdl_now_ns() : hvdl_box_now(&e->black_box);
     _Atomic uint64_t *time = state == HVDL_MATCHED   ? &entry->matched_ns
                              : state == HVDL_RUNNING ? &entry->started_ns
                                                      : &entry->ended_ns;

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "engine/engine.h"
+#include "host/shm.h"
 
 #define HVDL_BOX_ENTRIES 512
 #define HVDL_BOX_NAME_BYTES 112
@@ -58,6 +59,14 @@ void hvdl_box_free(hvdl_black_box *box);
 static inline void hvdl_box_forget_time(hvdl_black_box *box)
 {
     box->now_ns = 0;
+}
+/* One look at the clock per sweep: a time is too early by what the sweep has taken until then, which may be as long
+ * as the reduction of a segment. */
+static inline uint64_t hvdl_box_now(hvdl_black_box *box)
+{
+    if (!box->now_ns)
+        box->now_ns = hvdl_now_ns();
+    return box->now_ns;
 }
 void hvdl_box_write_posted(hvdl_engine *engine, hvdl_operation *operation);
 void hvdl_box_write_state(hvdl_engine *engine, const hvdl_operation *operation, int state);

@@ -188,7 +188,7 @@ hvdl_operation *hvdl_operation_new(const hvdl_posting *posting)
     op->owner = posting->owner;
     op->unnamed = posting->unnamed;
     op->key = hvdl_make_key(posting->unnamed ? HVDL_KEY_OF_UNNAMED : posting->desc.kind, op->name);
-    op->posted_ns = hvdl_now_ns();
+    op->posted_ns = posting->posted_ns ? posting->posted_ns : hvdl_now_ns();
     return op;
 }
 
@@ -237,7 +237,7 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     if (op->ticket)
         hvdl_box_write_state(e, op, text ? HVDL_FAILED : HVDL_DONE);
     if (!op->internal)
-        hvdl_note_activity(e, hvdl_activity_of(op, text ? HVDL_DID_FAIL : HVDL_DID_END));
+        hvdl_note_operation(e, op, text ? HVDL_DID_FAIL : HVDL_DID_END);
 
     hvdl_queue_end(e, op, text ? HVDL_FAILED : HVDL_DONE);
     /* From here on `op` may be freed by its caller. */

@@ -91,13 +91,15 @@ void *hvdl_engine_reap(hvdl_engine *e)
 {
     hvdl_queue *queue = &e->queue;
     void *owner = NULL;
-    while (!owner) {
+    while (!owner && atomic_load_explicit(&queue->has_dead, memory_order_relaxed)) {
         pthread_mutex_lock(&queue->lock);
         hvdl_operation *op = queue->orphans;
         if (op)
             queue->orphans = op->next;
         else if (queue->num_dead_owners)
             owner = queue->dead_owners[--queue->num_dead_owners];
+        atomic_store_explicit(&queue->has_dead, queue->orphans || queue->num_dead_owners,
+                              memory_order_relaxed);
         pthread_mutex_unlock(&queue->lock);
         if (!op)
             break;
@@ -121,6 +123,7 @@ void hvdl_queue_end(hvdl_engine *e, hvdl_operation *op, int state)
     if (op->released && !op->pinned) {
         op->next = queue->orphans;
         queue->orphans = op;
+        atomic_store_explicit(&queue->has_dead, true, memory_order_relaxed);
     }
     bool release = plan && !hvdl_makes_plan(op) && plan->released && !plan->announced;
     atomic_store_explicit(&op->state, state, memory_order_release);
@@ -202,6 +205,7 @@ static void drop_owner_locked(hvdl_queue *queue, hvdl_plan *plan)
         queue->room_dead_owners = room;
     }
     queue->dead_owners[queue->num_dead_owners++] = plan->posting.owner;
+    atomic_store_explicit(&queue->has_dead, true, memory_order_relaxed);
     plan->posting.owner = NULL;
 }
 

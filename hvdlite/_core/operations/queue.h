@@ -23,6 +23,7 @@ typedef struct {
     bool closed;
     bool undriven;             /* and nobody drives any more */
     _Atomic bool queued;       /* the queue or released_plans is not empty */
+    _Atomic bool has_dead;     /* orphans or dead_owners is not empty */
     _Atomic int num_in_flight; /* operations that have not ended */
 } hvdl_queue;
 

@@ -1,6 +1,7 @@
 /* The extension module `hvdlite._core`, whose interface is described in _core.pyi. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,65 +55,73 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     PyObject *names = PyList_New(0);
     for (const hvdl_reduce_variant *variant = hvdl_reduce_variants(); names && variant->name;
-         variant++) {
-        PyObject *name = PyUnicode_FromString(variant->name);
-        if (!name || PyList_Append(names, name))
-            Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
+         variant++)
+        hvdl_py_append(&names, PyUnicode_FromString(variant->name));
     return names;
 }
 
-/* Its name is NULL if this CPU has no such variant. */
-static const hvdl_reduce_variant *variant_called(const char *name)
+/* For PyArg_Parse's O&: of the kernels with that name; its own is NULL if this CPU has none. */
+static int to_variant(PyObject *name, void *to)
 {
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
     const hvdl_reduce_variant *variant = hvdl_reduce_variants();
-    while (variant->name && strcmp(variant->name, name) != 0)
+    while (text && variant->name && strcmp(variant->name, text) != 0)
         variant++;
-    return variant;
+    *(const hvdl_reduce_variant **)to = variant;
+    return text != NULL;
+}
+
+typedef struct {
+    const void *all[HVDL_MAX_LOCAL];
+    Py_ssize_t count; /* 0: none, or too many */
+} addresses;
+
+static int to_addresses(PyObject *tuple, void *to)
+{
+    addresses *found = to;
+    Py_ssize_t count = PyTuple_Size(tuple);
+    found->count = count <= HVDL_MAX_LOCAL ? count : 0;
+    for (Py_ssize_t i = 0; i < found->count; i++)
+        found->all[i] = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, i));
+    return !PyErr_Occurred();
 }
 
 /* reduce(variant, dtype, op, output, inputs, count, prescale, divisor, postscale, factors=()) */
 static PyObject *reduce(PyObject *module, PyObject *args)
 {
-    const char *name;
+    const hvdl_reduce_variant *variant;
     int dtype, op;
-    unsigned long long output;
-    PyObject *inputs, *factors = NULL;
+    hvdl_word output;
+    addresses inputs;
+    PyObject *factors = NULL;
     Py_ssize_t count;
     long long divisor;
     hvdl_scale scale = HVDL_UNSCALED;
     (void)module;
-    if (!PyArg_ParseTuple(args, "siiKO!ndLd|O!:reduce", &name, &dtype, &op, &output, &PyTuple_Type,
-                          &inputs, &count, &scale.prescale, &divisor, &scale.postscale,
-                          &PyTuple_Type, &factors))
+    if (!PyArg_ParseTuple(args, "O&iiO&O&ndLd|O!:reduce", to_variant, &variant, &dtype, &op,
+                          hvdl_py_word, &output, to_addresses, &inputs, &count, &scale.prescale,
+                          &divisor, &scale.postscale, &PyTuple_Type, &factors))
         return NULL;
     scale.divisor = divisor;
-    const hvdl_reduce_variant *variant = variant_called(name);
-    const void *addresses[HVDL_MAX_LOCAL];
     double each[HVDL_MAX_LOCAL];
-    Py_ssize_t num_inputs = PyTuple_Size(inputs);
     Py_ssize_t num_factors = factors ? PyTuple_Size(factors) : 0;
     if (!variant->name || dtype < 0 || dtype >= HVDL_NUM_DTYPES || op < 0 || op >= HVDL_NUM_OPS ||
-        op == HVDL_ADASUM || (hvdl_is_bitwise(op) && hvdl_is_float(dtype)) || num_inputs < 1 ||
-        num_inputs > HVDL_MAX_LOCAL || count < 0 || divisor < 1 ||
-        (num_factors && (num_factors != num_inputs || !hvdl_is_float(dtype) ||
+        op == HVDL_ADASUM || (hvdl_is_bitwise(op) && hvdl_is_float(dtype)) || !inputs.count ||
+        count < 0 || divisor < 1 ||
+        (num_factors && (num_factors != inputs.count || !hvdl_is_float(dtype) ||
                          (op != HVDL_SUM && op != HVDL_AVERAGE)))) {
         PyErr_SetString(PyExc_ValueError, "reduce: no such variant, dtype, op or number of inputs, "
                                           "or a negative count, or a divisor below 1, or factors "
                                           "that are not one for each input of a sum of floats");
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < num_inputs; i++)
-        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
     for (Py_ssize_t i = 0; i < num_factors; i++)
         each[i] = PyFloat_AsDouble(PyTuple_GetItem(factors, i));
     scale.factors = num_factors ? each : NULL;
     if (PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS hvdl_reduce_with(variant, (hvdl_dtype)dtype, (hvdl_op)op,
-                                            (void *)(uintptr_t)output, addresses, (int)num_inputs,
-                                            (size_t)count, &scale);
+    Py_BEGIN_ALLOW_THREADS hvdl_reduce_with(variant, (hvdl_dtype)dtype, (hvdl_op)op, (void *)output,
+                                            inputs.all, (int)inputs.count, (size_t)count, &scale);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -127,57 +136,51 @@ static bool has_tree_kernel(int dtype, int to_dtype)
 /* reduce_tree(variant, dtype, to_dtype, op, output, inputs, merges, count, prescale, divisor, postscale) */
 static PyObject *reduce_tree(PyObject *module, PyObject *args)
 {
-    const char *name, *merges;
+    const hvdl_reduce_variant *variant;
+    const char *merges;
     int dtype, to_dtype, op;
-    unsigned long long output;
-    PyObject *inputs;
-    Py_ssize_t num_merges, count;
+    hvdl_word output;
+    addresses inputs;
+    Py_ssize_t num_merges, count, depth = 0, deepest = 0;
     long long divisor;
     hvdl_scale scale = HVDL_UNSCALED;
     (void)module;
-    if (!PyArg_ParseTuple(args, "siiiKO!y#ndLd:reduce_tree", &name, &dtype, &to_dtype, &op, &output,
-                          &PyTuple_Type, &inputs, &merges, &num_merges, &count, &scale.prescale,
-                          &divisor, &scale.postscale))
+    if (!PyArg_ParseTuple(args, "O&iiiO&O&y#ndLd:reduce_tree", to_variant, &variant, &dtype,
+                          &to_dtype, &op, hvdl_py_word, &output, to_addresses, &inputs, &merges,
+                          &num_merges, &count, &scale.prescale, &divisor, &scale.postscale))
         return NULL;
     scale.divisor = divisor;
-    const hvdl_reduce_variant *variant = variant_called(name);
-    const void *addresses[HVDL_MAX_LOCAL];
-    Py_ssize_t num_inputs = PyTuple_Size(inputs), depth = 0, deepest = 0;
     bool fits = variant->name && has_tree_kernel(dtype, to_dtype) && op >= 0 && op < HVDL_ADASUM &&
-                num_inputs >= 1 && num_inputs <= HVDL_MAX_LOCAL && num_inputs == num_merges &&
-                count >= 0 && divisor >= 1;
-    for (Py_ssize_t i = 0; fits && i < num_inputs; i++) {
-        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(inputs, i));
+                inputs.count && inputs.count == num_merges && count >= 0 && divisor >= 1;
+    for (Py_ssize_t i = 0; fits && i < inputs.count; i++) {
         fits = (unsigned char)merges[i] <= depth;
         depth += 1 - (unsigned char)merges[i];
         deepest = depth > deepest ? depth : deepest;
     }
-    if (PyErr_Occurred())
-        return NULL;
     if (!fits || depth != 1 || deepest > HVDL_TREE_DEPTH) {
         PyErr_SetString(PyExc_ValueError, "reduce_tree: an argument is out of its range");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS hvdl_reduce_tree_with(
-        variant, (hvdl_dtype)dtype, (hvdl_dtype)to_dtype, (hvdl_op)op, (void *)(uintptr_t)output,
-        addresses, (const uint8_t *)merges, (int)num_inputs, (size_t)count, &scale);
+        variant, (hvdl_dtype)dtype, (hvdl_dtype)to_dtype, (hvdl_op)op, (void *)output, inputs.all,
+        (const uint8_t *)merges, (int)inputs.count, (size_t)count, &scale);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* fingerprint(address, bytes) */
 static PyObject *fingerprint(PyObject *module, PyObject *args)
 {
-    unsigned long long address;
+    hvdl_word address;
     Py_ssize_t bytes;
     uint64_t found;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Kn:fingerprint", &address, &bytes))
+    if (!PyArg_ParseTuple(args, "O&n:fingerprint", hvdl_py_word, &address, &bytes))
         return NULL;
     if (bytes < 0) {
         PyErr_SetString(PyExc_ValueError, "fingerprint: a negative number of bytes");
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS found = hvdl_fingerprint((void *)(uintptr_t)address, (size_t)bytes);
+    Py_BEGIN_ALLOW_THREADS found = hvdl_fingerprint((void *)address, (size_t)bytes);
     Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(found);
 }
 
@@ -226,14 +229,12 @@ static PyMethodDef module_methods[] = {
     {"reduce_tree", reduce_tree, METH_VARARGS, NULL},
     {"fingerprint", fingerprint, METH_VARARGS, NULL},
     {"close_on_exit", hvdl_py_close_on_exit, METH_O, NULL},
-    {"receive_on_exit", (PyCFunction)(void (*)(void))hvdl_py_receive_on_exit,
-     METH_VARARGS | METH_KEYWORDS, NULL},
-    {"finish_on_exit", (PyCFunction)(void (*)(void))hvdl_py_finish_on_exit,
-     METH_VARARGS | METH_KEYWORDS, NULL},
+    HVDL_PY_METHOD("receive_on_exit", hvdl_py_receive_on_exit, HVDL_PY_DICT),
+    HVDL_PY_METHOD("finish_on_exit", hvdl_py_finish_on_exit, HVDL_PY_DICT),
     {"fail_on_purpose", fail_on_purpose, METH_VARARGS, NULL},
     {"force_past_cache", force_past_cache, METH_O, NULL},
     {"dtype_of", hvdl_py_dtype_of, METH_O, NULL},
-    {"posting", (PyCFunction)(void (*)(void))hvdl_py_posting, METH_FASTCALL | METH_KEYWORDS, NULL},
+    HVDL_PY_METHOD("posting", hvdl_py_posting, HVDL_PY_KEYWORDS),
     {"use_tensors", hvdl_py_use_tensors, METH_VARARGS, NULL},
     {"use_alone", hvdl_py_use_alone, METH_O, NULL},
     {"park", hvdl_py_park, METH_O, NULL},
@@ -339,7 +340,7 @@ static int module_exec(PyObject *module)
             return -1;
     if (PyModule_AddStringConstant(module, "SOME_WITHOUT_DATA", HVDL_SOME_WITHOUT_DATA))
         return -1;
-    if (add_kinds(module) || add_kind_names(module) || hvdl_py_intern_fields(state))
+    if (add_kinds(module) || add_kind_names(module))
         return -1;
     const struct {
         const char *name;
@@ -372,6 +373,8 @@ static int module_exec(PyObject *module)
         {"requires_grad", &state->requires_grad},
         {"_version", &state->version},
         {"copy_", &state->copy_},
+        {"shape", &state->shape},
+        {"data_ptr", &state->data_ptr},
     };
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (!(*attributes[i].to = PyUnicode_InternFromString(attributes[i].text)))
@@ -385,61 +388,25 @@ static int module_exec(PyObject *module)
     return 0;
 }
 
+/* The state's objects, which come first in it. */
+#define NUM_OBJECTS (offsetof(hvdl_py_state, describe_tensor) / sizeof(PyObject *))
+
+static PyObject **object_of(PyObject *module, size_t i)
+{
+    return (PyObject **)((char *)PyModule_GetState(module) + i * sizeof(PyObject *));
+}
+
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
-    hvdl_py_state *state = PyModule_GetState(module);
-    Py_VISIT(state->engine_type);
-    Py_VISIT(state->operation_type);
-    Py_VISIT(state->plan_type);
-    Py_VISIT(state->posting_type);
-    Py_VISIT(state->arrivals_type);
-    Py_VISIT(state->count_type);
-    Py_VISIT(state->gradient_type);
-    Py_VISIT(state->tensor_types);
-    Py_VISIT(state->is_alone);
-    Py_VISIT(state->op_type);
-    Py_VISIT(state->tensor_changed);
-    Py_VISIT(state->is_neg);
-    Py_VISIT(state->storage_offset);
-    Py_VISIT(state->untyped_storage);
-    Py_VISIT(state->nbytes);
-    Py_VISIT(state->grad);
-    Py_VISIT(state->requires_grad);
-    Py_VISIT(state->version);
-    Py_VISIT(state->copy_);
-    Py_VISIT(state->shape);
-    Py_VISIT(state->data_ptr);
-    for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)
-        Py_VISIT(state->field_names[i]);
+    for (size_t i = 0; i < NUM_OBJECTS; i++)
+        Py_VISIT(*object_of(module, i));
     return 0;
 }
 
 static int module_clear(PyObject *module)
 {
-    hvdl_py_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->engine_type);
-    Py_CLEAR(state->operation_type);
-    Py_CLEAR(state->plan_type);
-    Py_CLEAR(state->posting_type);
-    Py_CLEAR(state->arrivals_type);
-    Py_CLEAR(state->count_type);
-    Py_CLEAR(state->gradient_type);
-    Py_CLEAR(state->tensor_types);
-    Py_CLEAR(state->is_alone);
-    Py_CLEAR(state->op_type);
-    Py_CLEAR(state->tensor_changed);
-    Py_CLEAR(state->is_neg);
-    Py_CLEAR(state->storage_offset);
-    Py_CLEAR(state->untyped_storage);
-    Py_CLEAR(state->nbytes);
-    Py_CLEAR(state->grad);
-    Py_CLEAR(state->requires_grad);
-    Py_CLEAR(state->version);
-    Py_CLEAR(state->copy_);
-    Py_CLEAR(state->shape);
-    Py_CLEAR(state->data_ptr);
-    for (int i = 0; i < HVDL_PY_NUM_FIELDS; i++)
-        Py_CLEAR(state->field_names[i]);
+    for (size_t i = 0; i < NUM_OBJECTS; i++)
+        Py_CLEAR(*object_of(module, i));
     return 0;
 }
 

@@ -11,6 +11,7 @@
 typedef struct {
     int *sizes, *members, *world_ranks;
     const char **names;
+    bool *seen;
 } geometry;
 
 static void free_geometry(geometry *g)
@@ -19,128 +20,97 @@ static void free_geometry(geometry *g)
     free(g->members);
     free(g->world_ranks);
     free(g->names);
+    free(g->seen);
 }
 
-/* hosts: sequences of ranks; names: strings. Every rank is on exactly one host. */
-static int to_geometry(PyObject *hosts, PyObject *names, geometry *g, hvdl_engine_config *config)
+/* The numbers of a sequence, up to `most`; how many there are. -1: an exception, as also where there are more than
+ * there is room for. */
+static int to_numbers(PyObject *sequence, const char *what, int most, Py_ssize_t room, int *to)
 {
-    Py_ssize_t num_hosts = PySequence_Size(hosts), num_names = PySequence_Size(names);
-    int num_ranks = 0, at = 0;
-    if (num_hosts < 0 || num_names < 0)
-        return -1;
-    if (num_hosts < 1 || num_hosts != num_names) {
-        PyErr_SetString(PyExc_ValueError, "expected at least one host, and a name for each");
+    Py_ssize_t count = sequence ? PySequence_Size(sequence) : -1;
+    if (count > room)
+        PyErr_Format(PyExc_ValueError, "%s: %zd of them, expected at most %zd", what, count, room);
+    for (Py_ssize_t i = 0; i < count && count <= room; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        if (!item || hvdl_py_int(item, what, 0, most, &to[i]))
+            count = -1;
+        Py_XDECREF(item);
+    }
+    return count <= room ? (int)count : -1;
+}
+
+/* hosts: sequences of ranks; names: strings; world_ranks: by rank, ascending. Every rank is on exactly one host. */
+static int to_geometry(PyObject *hosts, PyObject *names, PyObject *world_ranks, geometry *g,
+                       hvdl_engine_config *config)
+{
+    Py_ssize_t num_hosts = PySequence_Size(hosts), num_ranks = PySequence_Size(world_ranks);
+    int at = 0;
+    bool valid = num_hosts > 0 && num_hosts == PySequence_Size(names) && config->rank >= 0 &&
+                 config->rank < num_ranks && num_ranks <= INT32_MAX;
+    if (!valid) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "expected at least one host, a name for each, and a "
+                                              "number in world_ranks for each rank");
         return -1;
     }
     g->sizes = calloc((size_t)num_hosts, sizeof *g->sizes);
     g->names = calloc((size_t)num_hosts, sizeof *g->names);
-    if (!g->sizes || !g->names) {
+    g->members = calloc((size_t)num_ranks, sizeof *g->members);
+    g->world_ranks = calloc((size_t)num_ranks, sizeof *g->world_ranks);
+    g->seen = calloc((size_t)num_ranks, sizeof *g->seen);
+    if (!g->sizes || !g->names || !g->members || !g->world_ranks || !g->seen) {
         PyErr_NoMemory();
         return -1;
     }
     for (Py_ssize_t h = 0; h < num_hosts; h++) {
         PyObject *ranks = PySequence_GetItem(hosts, h), *name = PySequence_GetItem(names, h);
-        Py_ssize_t size = ranks ? PySequence_Size(ranks) : -1;
         /* `names` is a sequence that the caller holds: the text lives as long as it. */
         g->names[h] = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+        int size = to_numbers(ranks, "a rank", (int)num_ranks - 1, num_ranks - at, g->members + at);
         Py_XDECREF(ranks);
         Py_XDECREF(name);
         if (size < 0 || !g->names[h])
             return -1;
-        g->sizes[h] = (int)size;
-        num_ranks += (int)size;
+        valid = valid && size > 0;
+        g->sizes[h] = size;
+        at += size;
     }
-    g->members = calloc((size_t)num_ranks + 1, sizeof *g->members);
-    char *seen = calloc((size_t)num_ranks + 1, 1);
-    if (!g->members || !seen) {
-        free(seen);
-        PyErr_NoMemory();
-        return -1;
+    for (int i = 0; i < at; i++) {
+        valid = valid && !g->seen[g->members[i]];
+        g->seen[g->members[i]] = true;
     }
-    bool valid = true;
-    for (Py_ssize_t h = 0; h < num_hosts; h++) {
-        PyObject *ranks = PySequence_GetItem(hosts, h);
-        for (int i = 0; ranks && i < g->sizes[h]; i++) {
-            PyObject *item = PySequence_GetItem(ranks, i);
-            long rank = item ? PyLong_AsLong(item) : -1;
-            Py_XDECREF(item);
-            valid = valid && rank >= 0 && rank < num_ranks && !seen[rank];
-            if (valid) {
-                seen[rank] = 1;
-                g->members[at++] = (int)rank;
-            }
-        }
-        valid = valid && ranks && g->sizes[h] > 0;
-        Py_XDECREF(ranks);
-    }
-    free(seen);
-    if (!valid || config->rank < 0 || config->rank >= num_ranks) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError,
-                            "every rank from 0 to size-1 must be on exactly one host");
+    if (!valid || at != num_ranks) {
+        PyErr_SetString(PyExc_ValueError,
+                        "every rank from 0 to size-1 must be on exactly one host");
         return -1;
     }
     config->num_hosts = (int)num_hosts;
-    config->num_ranks = num_ranks;
+    config->num_ranks = (int)num_ranks;
     config->host_sizes = g->sizes;
     config->members = g->members;
     config->host_names = g->names;
-    return 0;
-}
-
-/* ranks: by member, ascending. */
-static int to_world_ranks(PyObject *ranks, geometry *g, hvdl_engine_config *config)
-{
-    g->world_ranks = calloc((size_t)config->num_ranks, sizeof *g->world_ranks);
-    if (!g->world_ranks) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    if (PySequence_Size(ranks) != config->num_ranks) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "world_ranks must have a number for each rank");
-        return -1;
-    }
-    for (int i = 0; i < config->num_ranks; i++) {
-        PyObject *item = PySequence_GetItem(ranks, i);
-        int failed = !item || hvdl_py_int(item, "a world rank", 0, INT32_MAX, &g->world_ranks[i]);
-        Py_XDECREF(item);
-        if (failed)
-            return -1;
-    }
     config->world_ranks = g->world_ranks;
-    return 0;
-}
-
-/* Machine words (addresses, handles) are given as integers, signed or not. */
-static int word_of(PyObject *wire, const char *key, hvdl_word *to)
-{
-    PyObject *item = PyDict_GetItemString(wire, key);
-    if (!item) {
-        PyErr_Format(PyExc_ValueError, "the wire lacks '%s'", key);
-        return -1;
-    }
-    *to = (hvdl_word)PyLong_AsUnsignedLongLongMask(item);
-    return PyErr_Occurred() ? -1 : 0;
+    return to_numbers(world_ranks, "a world rank", INT32_MAX, num_ranks, g->world_ranks) < 0 ? -1
+                                                                                             : 0;
 }
 
 static int to_wire(PyObject *from, hvdl_wire *wire)
 {
-    hvdl_word isend, irecv, test, testsome, cancel, tag_ub, proc_null, handle_bytes;
+    static char *names[] = {"isend", "irecv",  "test",      "testsome",      "cancel", "comm",
+                            "byte",  "tag_ub", "proc_null", "request_bytes", NULL};
+    hvdl_word tag_ub, proc_null;
     memset(wire, 0, sizeof *wire);
-    if (word_of(from, "isend", &isend) || word_of(from, "irecv", &irecv) ||
-        word_of(from, "test", &test) || word_of(from, "testsome", &testsome) ||
-        word_of(from, "cancel", &cancel) || word_of(from, "comm", &wire->comm) ||
-        word_of(from, "byte", &wire->byte) || word_of(from, "tag_ub", &tag_ub) ||
-        word_of(from, "proc_null", &proc_null) || word_of(from, "request_bytes", &handle_bytes))
+    PyObject *nothing = PyTuple_New(0);
+    int given =
+        nothing &&
+        PyArg_ParseTupleAndKeywords(
+            nothing, from, "$O&O&O&O&O&O&O&O&O&O&:wire", names, hvdl_py_word, &wire->isend,
+            hvdl_py_word, &wire->irecv, hvdl_py_word, &wire->test, hvdl_py_word, &wire->testsome,
+            hvdl_py_word, &wire->cancel, hvdl_py_word, &wire->comm, hvdl_py_word, &wire->byte,
+            hvdl_py_word, &tag_ub, hvdl_py_word, &proc_null, hvdl_py_word, &wire->handle_bytes);
+    Py_XDECREF(nothing);
+    if (!given)
         return -1;
-    /* C has no conversion from an integer to a function that -Wpedantic would accept. */
-    memcpy(&wire->isend, &isend, sizeof isend);
-    memcpy(&wire->irecv, &irecv, sizeof irecv);
-    memcpy(&wire->test, &test, sizeof test);
-    memcpy(&wire->testsome, &testsome, sizeof testsome);
-    memcpy(&wire->cancel, &cancel, sizeof cancel);
-    wire->handle_bytes = handle_bytes;
     wire->proc_null = (int)proc_null;
     wire->tag_ub = tag_ub > INT32_MAX ? INT32_MAX : (int)tag_ub;
     return 0;
@@ -261,9 +231,7 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (to_rules(algorithms, &config))
         return -1;
-    int result = to_geometry(hosts, host_names, &g, &config);
-    if (!result)
-        result = to_world_ranks(world_ranks, &g, &config);
+    int result = to_geometry(hosts, host_names, world_ranks, &g, &config);
     if (!result && config.num_hosts > 1 && !config.wire) {
         PyErr_SetString(PyExc_ValueError, "several hosts need a wire");
         result = -1;
@@ -308,43 +276,20 @@ static void engine_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* ---- Engine: posting ---- */
-
-/* post(posting, wake=True) */
-static PyObject *engine_post(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
-{
-    EngineObject *self = (EngineObject *)object;
-    hvdl_engine *engine = hvdl_py_engine(self);
-    if (!engine)
-        return NULL;
-    if (num_args < 1 || num_args > 2) {
-        PyErr_Format(PyExc_TypeError, "post: 1 or 2 arguments expected, got %zd", num_args);
-        return NULL;
-    }
-    int wake = num_args > 1 ? PyObject_IsTrue(args[1]) : 1;
-    if (wake < 0)
-        return NULL;
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
-    hvdl_operation *operation = hvdl_py_post_object(state, engine, args[0], wake);
-    if (!operation)
-        return NULL;
-    return hvdl_py_operation(self, NULL, ((PostingObject *)args[0])->shape, operation);
-}
+/* ---- Engine: its methods ---- */
 
 static PyMethodDef engine_methods[] = {
-    {"post", (PyCFunction)(void (*)(void))engine_post, METH_FASTCALL, NULL},
-    {"allreduce_in_place", (PyCFunction)(void (*)(void))hvdl_py_allreduce_in_place, METH_FASTCALL,
-     NULL},
-    {"run_allreduce", (PyCFunction)(void (*)(void))hvdl_py_run_allreduce, METH_FASTCALL, NULL},
-    {"send", (PyCFunction)(void (*)(void))hvdl_py_send, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"recv", (PyCFunction)(void (*)(void))hvdl_py_recv, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"run", (PyCFunction)(void (*)(void))hvdl_py_run, METH_FASTCALL | METH_KEYWORDS, NULL},
+    HVDL_PY_METHOD("post", hvdl_py_post, METH_FASTCALL),
+    HVDL_PY_METHOD("run_allreduce", hvdl_py_run_allreduce, METH_FASTCALL),
+    HVDL_PY_METHOD("send", hvdl_py_send, HVDL_PY_KEYWORDS),
+    HVDL_PY_METHOD("recv", hvdl_py_recv, HVDL_PY_KEYWORDS),
+    HVDL_PY_METHOD("run", hvdl_py_run, HVDL_PY_KEYWORDS),
     {"give_up", hvdl_py_give_up, METH_O, NULL},
     {"ends", hvdl_py_ends, METH_NOARGS, NULL},
     {"await_end", hvdl_py_await_end, METH_O, NULL},
     {"wake", hvdl_py_wake, METH_NOARGS, NULL},
     {"cut_bytes", hvdl_py_cut_bytes, METH_NOARGS, NULL},
-    {"plan", (PyCFunction)(void (*)(void))hvdl_py_plan, METH_VARARGS | METH_KEYWORDS, NULL},
+    HVDL_PY_METHOD("plan", hvdl_py_plan, HVDL_PY_DICT),
     {"owned", hvdl_py_owned, METH_VARARGS, NULL},
     {"record", hvdl_py_record, METH_VARARGS, NULL},
     {"events", hvdl_py_events, METH_NOARGS, NULL},

@@ -1,6 +1,5 @@
 /* What the C library's exit handlers are told: engine/exit.h. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/exit.h"
 #include "python/python_glue.h"
@@ -9,21 +8,15 @@ PyObject *hvdl_py_finish_on_exit(PyObject *module, PyObject *args, PyObject *kwa
 {
     static char *names[] = {"abort",    "ibarrier", "test",       "finalized",
                             "finalize", "comm",     "supervised", NULL};
-    unsigned long long abort_, ibarrier, test, finalized, finalize, comm;
     int supervised;
     hvdl_exit_functions functions;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKKKp:finish_on_exit", names, &abort_,
-                                     &ibarrier, &test, &finalized, &finalize, &comm, &supervised))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$O&O&O&O&O&O&p:finish_on_exit", names, hvdl_py_word, &functions.abort,
+            hvdl_py_word, &functions.ibarrier, hvdl_py_word, &functions.test, hvdl_py_word,
+            &functions.finalized, hvdl_py_word, &functions.finalize, hvdl_py_word, &functions.comm,
+            &supervised))
         return NULL;
-    hvdl_word words[] = {(hvdl_word)abort_, (hvdl_word)ibarrier, (hvdl_word)test,
-                         (hvdl_word)finalized, (hvdl_word)finalize};
-    memcpy(&functions.abort, &words[0], sizeof words[0]);
-    memcpy(&functions.ibarrier, &words[1], sizeof words[1]);
-    memcpy(&functions.test, &words[2], sizeof words[2]);
-    memcpy(&functions.finalized, &words[3], sizeof words[3]);
-    memcpy(&functions.finalize, &words[4], sizeof words[4]);
-    functions.comm = (hvdl_word)comm;
     functions.supervised = supervised;
     if (hvdl_exit_set(&functions))
         return PyErr_NoMemory();
@@ -33,31 +26,23 @@ PyObject *hvdl_py_finish_on_exit(PyObject *module, PyObject *args, PyObject *kwa
 /* The (handle, number of ranks) of each communicator in a tuple. */
 static bool read_comms(PyObject *tuple, hvdl_word *comms, int *sizes)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        unsigned long long comm;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "Ki", &comm, &sizes[i]))
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++)
+        if (!PyArg_ParseTuple(PyTuple_GetItem(tuple, i), "O&i", hvdl_py_word, &comms[i], &sizes[i]))
             return false;
-        comms[i] = (hvdl_word)comm;
-    }
     return true;
 }
 
 PyObject *hvdl_py_receive_on_exit(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"iprobe", "get_count", "recv", "byte", "any_tag", "comms", NULL};
-    unsigned long long iprobe, get_count, recv, byte;
     PyObject *tuple;
     hvdl_exit_leftovers leftovers;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$KKKKiO!:receive_on_exit", names, &iprobe,
-                                     &get_count, &recv, &byte, &leftovers.any_tag, &PyTuple_Type,
-                                     &tuple))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$O&O&O&O&iO!:receive_on_exit", names, hvdl_py_word, &leftovers.iprobe,
+            hvdl_py_word, &leftovers.get_count, hvdl_py_word, &leftovers.recv, hvdl_py_word,
+            &leftovers.byte, &leftovers.any_tag, &PyTuple_Type, &tuple))
         return NULL;
-    hvdl_word words[] = {(hvdl_word)iprobe, (hvdl_word)get_count, (hvdl_word)recv};
-    memcpy(&leftovers.iprobe, &words[0], sizeof words[0]);
-    memcpy(&leftovers.get_count, &words[1], sizeof words[1]);
-    memcpy(&leftovers.recv, &words[2], sizeof words[2]);
-    leftovers.byte = (hvdl_word)byte;
     leftovers.num_comms = (size_t)PyTuple_Size(tuple);
     hvdl_word *comms = malloc((leftovers.num_comms + 1) * sizeof *comms);
     int *sizes = malloc((leftovers.num_comms + 1) * sizeof *sizes);
@@ -96,9 +81,6 @@ PyObject *hvdl_py_close_on_exit(PyObject *module, PyObject *engines)
     free(all);
     if (err)
         return PyErr_NoMemory();
-    PyObject *former = kept;
-    Py_INCREF(engines);
-    kept = engines;
-    Py_XDECREF(former);
+    hvdl_py_keep(&kept, engines);
     Py_RETURN_NONE;
 }

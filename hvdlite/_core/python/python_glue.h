@@ -11,21 +11,18 @@
 #include "engine/engine.h"
 #include "python/python_dlpack.h"
 
-#define HVDL_PY_NUM_FIELDS 14 /* of a Posting */
-
+/* Objects of the module. */
 typedef struct {
     PyTypeObject *engine_type, *operation_type, *plan_type, *posting_type;
     PyTypeObject *arrivals_type, *count_type, *gradient_type;
-    /* What use_tensors was given. */
-    PyObject *tensor_types, *op_type, *tensor_changed;
-    PyObject *is_alone; /* what use_alone was given; NULL: it was not called */
-    int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: it was not called */
+    /* What use_tensors was given; and use_alone: NULL: it was not called. */
+    PyObject *tensor_types, *tensor_changed, *is_alone;
     /* The names of methods of tensors and storages. */
-    PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes;
+    PyObject *is_neg, *storage_offset, *untyped_storage, *nbytes, *shape, *data_ptr;
     /* What hooks of gradients ask of tensors. */
     PyObject *grad, *requires_grad, *version, *copy_;
-    /* What a posting asks of a tensor, and the names of its own fields. */
-    PyObject *shape, *data_ptr, *field_names[HVDL_PY_NUM_FIELDS];
+    /* At the end, being no object. */
+    int (*describe_tensor)(void *tensor, dl_tensor *to); /* NULL: use_tensors was not called */
 } hvdl_py_state;
 
 typedef struct {
@@ -71,9 +68,38 @@ static inline void hvdl_py_keep(PyObject **field, PyObject *object)
     Py_XDECREF(former);
 }
 
+/* Functions that Python calls: of the module, or methods of its types; and their rows in tables of methods. */
+typedef PyObject *hvdl_py_function(PyObject *self, PyObject *argument);
+typedef PyObject *hvdl_py_function_of_dict(PyObject *self, PyObject *args, PyObject *keywords);
+typedef PyObject *hvdl_py_fast(PyObject *self, PyObject *const *args, Py_ssize_t num_args);
+typedef PyObject *hvdl_py_fast_of_keywords(PyObject *self, PyObject *const *args,
+                                           Py_ssize_t num_args, PyObject *keywords);
+#define HVDL_PY_METHOD(name, function, flags)                                                      \
+    {name, (PyCFunction)(void (*)(void))(function), flags, NULL}
+#define HVDL_PY_DICT (METH_VARARGS | METH_KEYWORDS)
+#define HVDL_PY_KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
+
+hvdl_py_function hvdl_py_use_tensors, hvdl_py_dtype_of, hvdl_py_use_alone, hvdl_py_park,
+    hvdl_py_close_on_exit, hvdl_py_tcp_connection;
+hvdl_py_function_of_dict hvdl_py_finish_on_exit, hvdl_py_receive_on_exit;
+hvdl_py_fast_of_keywords hvdl_py_posting;
+/* Engine */
+hvdl_py_function hvdl_py_give_up, hvdl_py_ends, hvdl_py_await_end, hvdl_py_wake, hvdl_py_cut_bytes,
+    hvdl_py_owned, hvdl_py_record, hvdl_py_events, hvdl_py_drain_events, hvdl_py_counters,
+    hvdl_py_sent_bytes;
+hvdl_py_function_of_dict hvdl_py_plan;
+hvdl_py_fast hvdl_py_post, hvdl_py_run_allreduce;
+hvdl_py_fast_of_keywords hvdl_py_run, hvdl_py_send, hvdl_py_recv;
+/* Operation */
+hvdl_py_function hvdl_py_operation_drive, hvdl_py_operation_missing, hvdl_py_withdraw;
+hvdl_py_fast_of_keywords hvdl_py_operation_wait;
+
 /* ---- python_conversions.c ---- */
 
+/* what: a kind or function; name: an operation's; NULL: it is a run of a plan. */
 void hvdl_py_raise(hvdl_err err, const char *what, const char *name);
+/* ValueError: the posting's title, and what is wrong with it. Returns -1. */
+int hvdl_py_refuse(const hvdl_posting *posting, const char *format, ...);
 
 /* To the user, from any thread, also while another one holds the GIL. */
 void hvdl_py_say(const char *line);
@@ -84,8 +110,11 @@ void hvdl_py_reap(hvdl_engine *engine);
 /* Conversions: 0, or -1 and an exception. */
 int hvdl_py_int(PyObject *object, const char *name, long least, long most, int *to);
 int hvdl_py_pointer(PyObject *object, void **to);
-/* 0: there is no tensor. */
-int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to);
+/* For PyArg_Parse's O&. to: an hvdl_word or a function, which C has no conversion to that -Wpedantic would
+ * accept; given as an integer, signed or not. */
+int hvdl_py_word(PyObject *object, void *to);
+/* Takes the item over. *list: NULL, and an exception, where it or the item fails. */
+void hvdl_py_append(PyObject **list, PyObject *item);
 /* Tensors whose storage was freed lie at 0, or, where they began within it, a little above. */
 static inline bool hvdl_py_is_memory(const void *address)
 {
@@ -93,6 +122,10 @@ static inline bool hvdl_py_is_memory(const void *address)
 }
 /* A scale factor: 0.0 and -0.0, which are compared bytewise, as the same. */
 double hvdl_py_factor(double value);
+/* A str of what may not be UTF-8. */
+PyObject *hvdl_py_decode(const char *text);
+/* As PyObject_IsTrue. */
+int hvdl_py_truth(PyObject *object);
 /* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
 const char *hvdl_py_text(PyObject *object, const char *what);
 /* The name, and the words that it may have: `hvdlite.words`. -1: an exception. */
@@ -100,118 +133,78 @@ int hvdl_py_name(PyObject *object, hvdl_posting *to);
 /* A site; empty: NULL. -1: an exception. */
 int hvdl_py_site(PyObject *object, const char **to);
 
-/* ---- python_posting.c ---- */
+/* The arguments of a function, which may be given by position or as keywords. */
+typedef struct {
+    const char *text;
+    Py_ssize_t length;
+} hvdl_py_keyword;
+#define NAME(text) {text, sizeof text - 1}
 
-/* Makes a Posting: `posting` of the module. */
-PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t num_args,
-                          PyObject *keywords);
-/* The names of its arguments, once. */
-int hvdl_py_intern_fields(hvdl_py_state *state);
+typedef struct {
+    const char *function;
+    int num_needed, num;
+    const hvdl_py_keyword *names;
+} hvdl_py_signature;
+
+/* Fills given[signature->num]; NULL where there is none. -1: an exception. */
+int hvdl_py_gather(const hvdl_py_signature *signature, PyObject *const *args, Py_ssize_t num_args,
+                   PyObject *keywords, PyObject **given);
 
 /* ---- python_post.c ---- */
 
-/* Posts a Posting, which the engine keeps with its tensors until the operation has ended. NULL: an
- * exception. */
-hvdl_operation *hvdl_py_post_object(hvdl_py_state *state, hvdl_engine *engine, PyObject *posting,
-                                    bool wake);
-/* Posts it, with a reference to the owner for the engine. NULL: an exception. */
-hvdl_operation *hvdl_py_post(hvdl_engine *engine, hvdl_posting *posting, PyObject *owner,
-                             bool wake);
-
-/* ---- python_exit.c: functions of the module ---- */
-
-PyObject *hvdl_py_finish_on_exit(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *hvdl_py_receive_on_exit(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *hvdl_py_close_on_exit(PyObject *module, PyObject *engines);
+/* A reference for the engine, before it is called; and after it: whether it has refused it, which raises. */
+PyObject *hvdl_py_lend(hvdl_engine *engine, PyObject *owner);
+bool hvdl_py_refused(hvdl_err err, PyObject *owner, const char *what, const char *name);
 
 /* ---- python_parts.c ---- */
 
-/* What a posting points to while it is posted. */
-typedef struct {
-    void *memory; /* of both, for free() */
-    int64_t *splits;
-    void **addresses;
-} hvdl_py_parts;
-
-/* Elements of all tensors; -1: an exception. */
-int64_t hvdl_py_count_of_tuple(const hvdl_py_state *state, PyObject *tensors);
 /* Whether hvdl_py_put_parts must fill it. */
 bool hvdl_py_is_in_parts(const PostingObject *self);
 /* Fills in the addresses and splits, and what the descriptor says of the latter, after all sizes were
- * checked. -1: an exception; parts->memory must be freed in any case. */
+ * checked. *memory: of what it then points to, for free() in any case. -1: an exception. */
 int hvdl_py_put_parts(const hvdl_py_state *state, hvdl_engine *engine, const PostingObject *self,
-                      hvdl_posting *to, hvdl_py_parts *parts);
+                      hvdl_posting *to, void **memory);
 
 /* From a sequence of (begin, end, address), in elements of a buffer of `count`. -1: an exception; else the
  * list is the caller's to free(). */
 int hvdl_py_to_extents(PyObject *object, Py_ssize_t count, size_t elem_bytes, hvdl_extents *to);
 
-/* ---- python_planning.c: methods of Engine ---- */
-
-PyObject *hvdl_py_plan(PyObject *engine, PyObject *args, PyObject *kwargs);
-PyObject *hvdl_py_owned(PyObject *engine, PyObject *args);
-PyObject *hvdl_py_cut_bytes(PyObject *engine, PyObject *unused);
-
 /* ---- python_tensor.c ---- */
 
-PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args);
-PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object);
-/* Whether it is one that describe_tensor can describe: of torch's own classes. */
-bool hvdl_py_is_tensor(const hvdl_py_state *state, PyObject *object);
+/* Whether it is one of torch's own classes, and dense. Never an exception. */
+bool hvdl_py_describe(const hvdl_py_state *state, PyObject *object, dl_tensor *to);
 /* 1: whether the memory holds the values themselves; 0: it does not; -1: an exception. */
 int hvdl_py_holds_values(PyObject *tensor, PyObject *is_neg);
-PyObject *hvdl_py_allreduce_in_place(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
-PyObject *hvdl_py_run_allreduce(PyObject *engine, PyObject *const *args, Py_ssize_t num_args);
+/* NULL: there is no tensor. -1: an exception. */
+int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to);
 
-/* ---- python_point_to_point.c ---- */
+typedef struct {
+    Py_ssize_t ndim;
+    int64_t count, rows;         /* count: of one row where there are rows */
+    int64_t dims[HVDL_MAX_DIMS]; /* as in a descriptor */
+} hvdl_py_shape;
 
-PyObject *hvdl_py_send(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
-                       PyObject *keywords);
-PyObject *hvdl_py_recv(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
-                       PyObject *keywords);
-PyObject *hvdl_py_withdraw(PyObject *operation, PyObject *unused);
+/* has_rows: the first dimension does not count, and is the rows. -1: an exception. */
+int hvdl_py_to_shape(PyObject *tuple, bool has_rows, hvdl_py_shape *to);
+/* Its elements; -1: an exception. */
+int64_t hvdl_py_count_of(const hvdl_py_state *state, PyObject *tensor);
+/* Of a contiguous, dense tensor with elements in host memory that holds their values: dtype and shape, and where
+ * it lies. 1: it is one; 0: it is none; -1: an exception. */
+int hvdl_py_put_plain(const hvdl_py_state *state, PyObject *object, hvdl_desc *desc, void **memory);
 
 /* ---- python_operation.c ---- */
-
-/* 0: it is done, or that time of CLOCK_MONOTONIC (0: never) has come. -1: an exception (a signal
- * handler's). */
-int hvdl_py_wait(EngineObject *engine, hvdl_operation *operation, uint64_t deadline_ns);
-/* Has it called once a wait lasts: whether no other thread can post an operation. */
-PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone);
-PyObject *hvdl_py_park(PyObject *module, PyObject *number);
-/* Of one that is done: None, or the text of its failure. */
-PyObject *hvdl_py_outcome(hvdl_operation *operation);
 
 /* Takes the operation over, also where it fails. */
 PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shape,
                             hvdl_operation *operation);
+/* NULL, and an exception: it is the parent's of this forked child. */
+hvdl_operation *hvdl_py_own_operation(OperationObject *self);
 
 /* ---- python_waiting.c ---- */
 
-PyObject *hvdl_py_operation_wait(PyObject *operation, PyObject *const *args, Py_ssize_t num_args,
-                                 PyObject *keywords);
-PyObject *hvdl_py_operation_drive(PyObject *operation, PyObject *limit_s);
-PyObject *hvdl_py_operation_missing(PyObject *operation, PyObject *unused);
-PyObject *hvdl_py_run(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
-                      PyObject *keywords);
-/* Posts it and waits: None, or the text of the failure. seconds: negative: no limit. NULL: an exception. */
-PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObject *owner,
-                              double seconds);
-PyObject *hvdl_py_give_up(PyObject *engine, PyObject *text);
-PyObject *hvdl_py_ends(PyObject *engine, PyObject *unused);
-PyObject *hvdl_py_await_end(PyObject *engine, PyObject *seen);
-PyObject *hvdl_py_wake(PyObject *engine, PyObject *unused);
-
-/* ---- python_recording.c ---- */
-
-PyObject *hvdl_py_record(PyObject *engine, PyObject *args);
-PyObject *hvdl_py_events(PyObject *engine, PyObject *unused);
-PyObject *hvdl_py_drain_events(PyObject *engine, PyObject *unused);
-PyObject *hvdl_py_counters(PyObject *engine, PyObject *unused);
-
-/* ---- python_traffic.c ---- */
-
-PyObject *hvdl_py_sent_bytes(PyObject *engine, PyObject *unused);
-PyObject *hvdl_py_tcp_connection(PyObject *module, PyObject *fd);
+/* None, or the text of the failure. seconds: negative: no limit. NULL: an exception. */
+PyObject *hvdl_py_wait_until(EngineObject *engine, hvdl_operation *operation, double seconds);
+/* given: the argument timeout_s, or NULL. Negative, also NaN: there is no limit. -1: an exception. */
+int hvdl_py_limit(PyObject *given, double *seconds);
 
 #endif

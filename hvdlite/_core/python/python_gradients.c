@@ -191,14 +191,9 @@ static int copy_to_place(const GradientObject *self, const hvdl_py_state *state,
     int64_t bytes;
     /* Whoever keeps the gradient of an earlier step must keep its values. */
     Py_ssize_t own = 1 + (self->round_grad == self->view);
-    if ((Py_ssize_t)((size_t)Py_REFCNT(self->view) & UINT32_MAX) > own || !state->describe_tensor ||
-        !hvdl_py_is_tensor(state, grad))
-        return 0;
-    if (state->describe_tensor(grad, &from) || state->describe_tensor(self->view, &to)) {
-        PyErr_Clear(); /* sparse */
-        return 0;
-    }
-    if (!lie_alike(&from, &to))
+    if ((Py_ssize_t)((size_t)Py_REFCNT(self->view) & UINT32_MAX) > own ||
+        !hvdl_py_describe(state, grad, &from) || !hvdl_py_describe(state, self->view, &to) ||
+        !lie_alike(&from, &to))
         return 0;
     bytes = from.dtype.bits / 8;
     for (int i = 0; i < from.ndim; i++)
@@ -366,30 +361,13 @@ static GradientObject *gradient_at(const hvdl_py_state *state, PyObject *list, P
     return (GradientObject *)object;
 }
 
-/* 1, 0; -1: an exception. */
-static int address_of(const hvdl_py_state *state, PyObject *param, void **to)
-{
-    dl_tensor tensor;
-    if (state->describe_tensor && hvdl_py_is_tensor(state, param)) {
-        if (!state->describe_tensor(param, &tensor)) {
-            *to = (char *)tensor.data + tensor.byte_offset;
-            return 0;
-        }
-        PyErr_Clear();
-    }
-    PyObject *address = PyObject_CallMethodObjArgs(param, state->data_ptr, NULL);
-    *to = address ? PyLong_AsVoidPtr(address) : NULL;
-    Py_XDECREF(address);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 /* Notes where the parameters of these gradients are. */
 static PyObject *arrivals_note_addresses(PyObject *object, PyObject *list)
 {
     const hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
         GradientObject *gradient = gradient_at(state, list, i);
-        if (!gradient || address_of(state, gradient->param, &gradient->address))
+        if (!gradient || hvdl_py_address_of(state, gradient->param, &gradient->address))
             return NULL;
     }
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -408,7 +386,7 @@ static PyObject *arrivals_are_unchanged(PyObject *object, PyObject *args)
             GradientObject *gradient = gradient_at(state, lists[frozen], i);
             void *address;
             int requires = gradient ? is_true(gradient->param, state->requires_grad) : -1;
-            if (requires < 0 || (!frozen && address_of(state, gradient->param, &address)))
+            if (requires < 0 || (!frozen && hvdl_py_address_of(state, gradient->param, &address)))
                 return NULL;
             if (requires == frozen || (!frozen && address != gradient->address))
                 Py_RETURN_FALSE;

@@ -1,15 +1,8 @@
-/* Operation and Plan. */
-#define _GNU_SOURCE
-#include <math.h>
+/* Operation, and its result. */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "python/python_glue.h"
-
-#include "host/shm.h"
 
 /* ---- Operation ---- */
 
@@ -24,14 +17,19 @@ PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shap
         Py_XDECREF(owner);
         return NULL;
     }
-    Py_INCREF(engine);
-    Py_XINCREF(plan);
-    Py_XINCREF(shape);
-    self->engine = engine;
-    self->plan = plan;
-    self->shape = shape;
+    self->engine = (EngineObject *)Py_NewRef((PyObject *)engine);
+    self->plan = Py_XNewRef(plan);
+    self->shape = Py_XNewRef(shape);
     self->operation = operation;
     return (PyObject *)self;
+}
+
+hvdl_operation *hvdl_py_own_operation(OperationObject *self)
+{
+    if (self->engine->forks == hvdl_py_num_forks)
+        return self->operation;
+    hvdl_py_engine(self->engine); /* raises */
+    return NULL;
 }
 
 static void operation_dealloc(PyObject *object)
@@ -60,96 +58,6 @@ static PyObject *operation_poll(PyObject *object, PyObject *unused)
     return PyBool_FromLong(hvdl_operation_done(self->operation));
 }
 
-#define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
-
-/* Of so many times SIGNAL_CHECK_NS; then the other ranks learn of it. */
-#define LONG_WAIT 4
-
-PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone)
-{
-    hvdl_py_state *state = PyModule_GetState(module);
-    PyObject *former = state->is_alone;
-    Py_INCREF(is_alone);
-    state->is_alone = is_alone;
-    Py_XDECREF(former);
-    Py_RETURN_NONE;
-}
-
-/* Runs Python. -1: an exception. */
-static int tell_wait(EngineObject *self, hvdl_operation *operation)
-{
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    int alone = 0;
-    if (state->is_alone) {
-        PyObject *answer = PyObject_CallFunctionObjArgs(state->is_alone, NULL);
-        alone = answer ? PyObject_IsTrue(answer) : -1;
-        Py_XDECREF(answer);
-        if (alone < 0)
-            return -1;
-    }
-    hvdl_operation_waits(self->engine, operation, alone);
-    return 0;
-}
-
-/* For how long to wait before the next look at signals; 0: the time is over. */
-static long round_ns(uint64_t deadline_ns)
-{
-    uint64_t now = deadline_ns ? hvdl_now_ns() : 0;
-    if (!deadline_ns || deadline_ns > now + SIGNAL_CHECK_NS)
-        return SIGNAL_CHECK_NS;
-    return now < deadline_ns ? (long)(deadline_ns - now) : 0;
-}
-
-/* The thread that comes back from no wait any more, by the kernel's number, as a later thread may get what
- * pthread_self returned; 0: none. */
-static _Atomic int parked;
-
-PyObject *hvdl_py_park(PyObject *module, PyObject *number)
-{
-    int thread;
-    (void)module;
-    if (hvdl_py_int(number, "thread", 0, INT32_MAX, &thread))
-        return NULL;
-    atomic_store(&parked, thread);
-    Py_RETURN_NONE;
-}
-
-/* Without the GIL: if Python ends meanwhile, asking for it would end the thread, and C++ below it the
- * process. */
-static void stay_if_parked(void)
-{
-    int thread = atomic_load_explicit(&parked, memory_order_relaxed);
-    while (thread && thread == (int)syscall(SYS_gettid))
-        pause();
-}
-
-int hvdl_py_wait(EngineObject *self, hvdl_operation *operation, uint64_t deadline_ns)
-{
-    hvdl_engine *engine = self->engine;
-    int failed = 0, rounds = 0;
-    long limit_ns;
-    for (; !failed && !hvdl_operation_done(operation); rounds++) {
-        if (!(limit_ns = round_ns(deadline_ns)))
-            break;
-        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, limit_ns);
-        stay_if_parked();
-        Py_END_ALLOW_THREADS failed = PyErr_CheckSignals();
-        if (!failed && rounds >= LONG_WAIT)
-            failed = tell_wait(self, operation);
-    }
-    if (rounds > LONG_WAIT)
-        hvdl_operation_waits_no_more(engine, operation);
-    return failed;
-}
-
-PyObject *hvdl_py_outcome(hvdl_operation *operation)
-{
-    const char *error = hvdl_operation_error(operation);
-    if (error)
-        return PyUnicode_DecodeUTF8(error, (Py_ssize_t)strlen(error), "replace");
-    Py_RETURN_NONE;
-}
-
 static PyObject *operation_label(PyObject *object, PyObject *unused)
 {
     OperationObject *self = (OperationObject *)object;
@@ -158,9 +66,7 @@ static PyObject *operation_label(PyObject *object, PyObject *unused)
     if (self->engine->forks != hvdl_py_num_forks) /* the operation is the parent's */
         return Py_BuildValue("(ss)", "", "");
     const char *kind = hvdl_facts_of(hvdl_operation_desc(operation))->name;
-    const char *name = hvdl_operation_name(operation);
-    return Py_BuildValue("(sN)", kind,
-                         PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace"));
+    return Py_BuildValue("(sN)", kind, hvdl_py_decode(hvdl_operation_name(operation)));
 }
 
 /* The operation if it succeeded and has said something, else NULL and an exception. */
@@ -185,15 +91,11 @@ static PyObject *operation_rows(PyObject *object, PyObject *unused)
         return NULL;
     int count;
     const int64_t *rows = hvdl_operation_rows(operation, &count);
-    PyObject *all = PyTuple_New(count);
-    for (int r = 0; all && r < count; r++) {
-        PyObject *value = PyLong_FromLongLong(rows[r]);
-        if (!value) {
-            Py_DECREF(all);
-            return NULL;
-        }
-        PyTuple_SetItem(all, r, value);
-    }
+    PyObject *list = PyList_New(0);
+    for (int r = 0; list && r < count; r++)
+        hvdl_py_append(&list, PyLong_FromLongLong(rows[r]));
+    PyObject *all = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
     return all;
 }
 
@@ -315,8 +217,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
 
 static PyMethodDef operation_methods[] = {
     {"poll", operation_poll, METH_NOARGS, NULL},
-    {"wait", (PyCFunction)(void (*)(void))hvdl_py_operation_wait, METH_FASTCALL | METH_KEYWORDS,
-     NULL},
+    HVDL_PY_METHOD("wait", hvdl_py_operation_wait, HVDL_PY_KEYWORDS),
     {"drive", hvdl_py_operation_drive, METH_O, NULL},
     {"missing", hvdl_py_operation_missing, METH_NOARGS, NULL},
     {"label", operation_label, METH_NOARGS, NULL},
@@ -338,76 +239,4 @@ PyType_Spec hvdl_py_operation_spec = {
     .basicsize = sizeof(OperationObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = operation_slots,
-};
-
-/* ---- Plan ---- */
-
-/* start(owner, weight=None, is_in_input=False) */
-static PyObject *plan_start(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
-{
-    PlanObject *self = (PlanObject *)object;
-    hvdl_engine *engine = hvdl_py_engine(self->engine);
-    hvdl_operation *operation;
-    if (!engine)
-        return NULL;
-    if (num_args < 1 || num_args > 3) {
-        PyErr_Format(PyExc_TypeError, "start: 1 to 3 arguments expected, got %zd", num_args);
-        return NULL;
-    }
-    PyObject *owner = args[0];
-    bool has_weight = num_args > 1 && args[1] != Py_None;
-    hvdl_weight weight = {0.0, num_args > 2 && args[2] == Py_True};
-    if (has_weight)
-        weight.value = PyFloat_AsDouble(args[1]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (!(weight.value >= 0.0 && weight.value < (double)INFINITY)) {
-        PyErr_SetString(PyExc_ValueError, "start: a weight is 0 or a positive, finite number");
-        return NULL;
-    }
-    hvdl_py_reap(engine);
-    Py_INCREF(owner);
-    hvdl_err err =
-        hvdl_plan_start(engine, self->plan, has_weight ? &weight : NULL, owner, &operation);
-    if (err) {
-        Py_DECREF(owner);
-        if (err == HVDL_EDUP)
-            PyErr_SetString(PyExc_RuntimeError, "the plan's previous run has not ended");
-        else
-            hvdl_py_raise(err, "plan", "");
-        return NULL;
-    }
-    return hvdl_py_operation(self->engine, object, NULL, operation);
-}
-
-static void plan_dealloc(PyObject *object)
-{
-    PlanObject *self = (PlanObject *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    if (self->engine->forks == hvdl_py_num_forks) {
-        hvdl_plan_release(self->engine->engine, self->plan);
-        hvdl_py_reap(self->engine->engine);
-    }
-    Py_DECREF(self->engine);
-    PyObject_Free(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef plan_methods[] = {
-    {"start", (PyCFunction)(void (*)(void))plan_start, METH_FASTCALL, NULL},
-    {0},
-};
-
-static PyType_Slot plan_slots[] = {
-    {Py_tp_dealloc, plan_dealloc},
-    {Py_tp_methods, plan_methods},
-    {Py_tp_doc, "A collective prepared once and started many times."},
-    {0, NULL},
-};
-
-PyType_Spec hvdl_py_plan_spec = {
-    .name = "hvdlite._core.Plan",
-    .basicsize = sizeof(PlanObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = plan_slots,
 };

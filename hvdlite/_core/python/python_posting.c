@@ -1,86 +1,14 @@
 /* Posting: an operation that a program asks for, with its tensors. */
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "python/python_glue.h"
 
 #include <structmember.h>
 
-static int to_factor(PyObject *object, double *to)
-{
-    *to = hvdl_py_factor(PyFloat_AsDouble(object));
-    return *to == -1.0 && PyErr_Occurred() ? -1 : 0;
-}
+/* ---- its fields ---- */
 
-/* Fills count, ndim, dims and rows. */
-static int put_shape(PyObject *shape, hvdl_posting *posting)
-{
-    hvdl_desc *desc = &posting->desc;
-    if (!PyTuple_Check(shape)) {
-        PyErr_SetString(PyExc_TypeError, "shape must be a tuple");
-        return -1;
-    }
-    Py_ssize_t ndim = PyTuple_Size(shape);
-    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
-    if (hvdl_works_on_rows(facts) && !ndim) {
-        PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
-                     facts->name);
-        return -1;
-    }
-    desc->ndim = (uint8_t)(ndim < 255 ? ndim : 255);
-    int64_t count = 1;
-    bool overflows = false, has_zero = false;
-    for (Py_ssize_t i = 0; i < ndim; i++) {
-        long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-        if (dim < 0) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "a dimension is negative");
-            return -1;
-        }
-        bool is_rows = (facts->rows == HVDL_ROWS_OWN || facts->rows == HVDL_ROWS_SPLITS) && i == 0;
-        if (is_rows)
-            posting->rows = dim;
-        else
-            overflows |= __builtin_mul_overflow(count, (int64_t)dim, &count);
-        has_zero |= dim == 0;
-        /* What does not fit is folded into the last one, so that it is still compared. */
-        if (i < HVDL_MAX_DIMS)
-            desc->dims[i] = is_rows ? -1 : dim;
-        else
-            desc->dims[HVDL_MAX_DIMS - 1] =
-                (int64_t)((uint64_t)desc->dims[HVDL_MAX_DIMS - 1] * 1000003 + (uint64_t)dim);
-    }
-    if (overflows && !has_zero) {
-        PyErr_SetString(PyExc_ValueError, "the tensor has 2^63 elements or more");
-        return -1;
-    }
-    /* Where rows would be larger than any memory, no rank has one. */
-    desc->count = overflows ? 0 : count;
-    return 0;
-}
-
-/* group: None, or (number of tensors, hash of their shapes). */
-static int put_group(PyObject *group, hvdl_desc *desc)
-{
-    unsigned long long layout;
-    desc->num_tensors = 0;
-    desc->layout = 0;
-    if (group == Py_None)
-        return 0;
-    if (!PyTuple_Check(group)) {
-        PyErr_SetString(PyExc_TypeError, "group must be a tuple or None");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(group, "iK:group", &desc->num_tensors, &layout))
-        return -1;
-    desc->layout = layout;
-    return 0;
-}
-
-/* ---- Posting ---- */
-
-/* The arguments of posting(), in this order; and their names. */
+/* The arguments of posting(), in this order. A field is set after those before it, which it may depend on. */
 enum {
     POST_KIND,
     POST_NAME,
@@ -98,92 +26,24 @@ enum {
     POST_SITE,
     NUM_FIELDS
 };
-_Static_assert(NUM_FIELDS == HVDL_PY_NUM_FIELDS, "the module's state has room for all names");
-static const char *const field_names[NUM_FIELDS] = {
-    "kind", "name",     "unnamed",   "dtype",  "source", "result", "op",
-    "root", "prescale", "postscale", "splits", "group",  "place",  "site"};
-#define NUM_NEEDED (POST_DTYPE + 1)
-
-static void keep_tensor(PyObject **at, PyObject *object)
-{
-    hvdl_py_keep(at, object == Py_None ? NULL : object);
-}
-
-static int set_name(PostingObject *self, PyObject *name)
-{
-    if (hvdl_py_name(name, &self->posting))
-        return -1;
-    hvdl_py_keep(&self->name, name);
-    return 0;
-}
-
-static int set_site(PostingObject *self, PyObject *site)
-{
-    if (hvdl_py_site(site, &self->posting.site))
-        return -1;
-    hvdl_py_keep(&self->site, site);
-    return 0;
-}
-
-/* That of all its elements, one after the other. */
-static PyObject *shape_of_tuple(const hvdl_py_state *state, const PostingObject *self,
-                                PyObject *tensors)
-{
-    if (!(hvdl_facts_of(&self->posting.desc)->parts & HVDL_PARTS_IN)) {
-        PyErr_Format(PyExc_TypeError, "%s takes one tensor, and no tuple",
-                     hvdl_kind_name(self->posting.desc.kind));
-        return NULL;
-    }
-    int64_t count = hvdl_py_count_of_tuple(state, tensors);
-    return count < 0 ? NULL : Py_BuildValue("(L)", (long long)count);
-}
-
-/* Of the tensor that the descriptor tells of. */
-static int set_shape(hvdl_py_state *state, PostingObject *self, PyObject *tensor)
-{
-    if (self->shape) { /* a copy's, of the tensor that this one replaces */
-        memset(self->posting.desc.dims, 0, sizeof self->posting.desc.dims);
-        Py_CLEAR(self->shape);
-    }
-    if (tensor == Py_None) {
-        self->posting.desc.ndim = 1;
-        self->posting.desc.count = self->posting.rows = 0;
-        return 0;
-    }
-    PyObject *shape = PyTuple_Check(tensor) ? shape_of_tuple(state, self, tensor)
-                                            : PyObject_GetAttr(tensor, state->shape);
-    if (!shape || put_shape(shape, &self->posting)) {
-        Py_XDECREF(shape);
-        return -1;
-    }
-    self->shape = shape;
-    return 0;
-}
-
-/* Keeps the tensor, and reads its shape. Barrier, join: there is none. */
-static int set_source(hvdl_py_state *state, PostingObject *self, PyObject *source)
-{
-    keep_tensor(&self->source, source);
-    if (hvdl_describes_result(hvdl_facts_of(&self->posting.desc)))
-        return 0;
-    return set_shape(state, self, source);
-}
-
-static int set_result(hvdl_py_state *state, PostingObject *self, PyObject *result)
-{
-    keep_tensor(&self->result, result);
-    if (!hvdl_describes_result(hvdl_facts_of(&self->posting.desc)))
-        return 0;
-    return set_shape(state, self, result);
-}
+static const hvdl_py_keyword field_names[NUM_FIELDS] = {
+    NAME("kind"),   NAME("name"),  NAME("unnamed"), NAME("dtype"),    NAME("source"),
+    NAME("result"), NAME("op"),    NAME("root"),    NAME("prescale"), NAME("postscale"),
+    NAME("splits"), NAME("group"), NAME("place"),   NAME("site")};
 
 static int set_number(uint8_t *to, int field, PyObject *value, long most)
 {
     int number;
-    if (hvdl_py_int(value, field_names[field], 0, most, &number))
+    if (hvdl_py_int(value, field_names[field].text, 0, most, &number))
         return -1;
     *to = (uint8_t)number;
     return 0;
+}
+
+static int set_factor(double *to, PyObject *value)
+{
+    *to = hvdl_py_factor(PyFloat_AsDouble(value));
+    return *to == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* And the root where none is given: a kind without one has -1 on all ranks, which compare descriptors. */
@@ -195,161 +55,201 @@ static int set_kind(hvdl_desc *desc, PyObject *value)
     return 0;
 }
 
-/* Inlined, so that for a field that is known when it is compiled nothing is left of the switch. */
-static inline __attribute__((always_inline)) int
-set_field(hvdl_py_state *state, PostingObject *self, int field, PyObject *value)
+/* group: None, or (number of tensors, hash of their shapes). */
+static int set_group(hvdl_desc *desc, PyObject *group)
 {
-    hvdl_posting *posting = &self->posting;
-    hvdl_desc *desc = &posting->desc;
-    int truth;
-    switch (field) {
-    case POST_KIND: return set_kind(desc, value);
-    case POST_NAME: return set_name(self, value);
-    case POST_UNNAMED:
-        truth = value == Py_False ? 0 : value == Py_True ? 1 : PyObject_IsTrue(value);
-        posting->unnamed = truth > 0;
-        return truth < 0 ? -1 : 0;
-    case POST_DTYPE: return set_number(&desc->dtype, field, value, HVDL_NUM_DTYPES - 1);
-    case POST_SOURCE: return set_source(state, self, value);
-    case POST_RESULT: return set_result(state, self, value);
-    case POST_OP: return set_number(&desc->op, field, value, HVDL_NUM_OPS - 1);
-    case POST_ROOT:
-        if (!hvdl_facts_of(desc)->has_root)
-            return 0;
-        return hvdl_py_int(value, field_names[field], 0, INT32_MAX, &desc->root);
-    case POST_PRESCALE: return to_factor(value, &desc->prescale);
-    case POST_POSTSCALE: return to_factor(value, &desc->postscale);
-    case POST_SPLITS: keep_tensor(&self->splits, value); return 0;
-    case POST_GROUP: return put_group(value, desc);
-    case POST_SITE: return set_site(self, value);
-    default: return set_number(&desc->place, field, value, HVDL_ORDERED);
+    unsigned long long layout = 0;
+    desc->num_tensors = 0;
+    if (group != Py_None && !PyTuple_Check(group)) {
+        PyErr_SetString(PyExc_TypeError, "group must be a tuple or None");
+        return -1;
     }
-}
-
-/* The field that a keyword names; NUM_FIELDS: none. */
-static int field_of(const hvdl_py_state *state, PyObject *keyword)
-{
-    for (int field = 0; field < NUM_FIELDS; field++)
-        if (state->field_names[field] == keyword)
-            return field;
-    for (int field = 0; field < NUM_FIELDS; field++)
-        if (!PyUnicode_CompareWithASCIIString(keyword, field_names[field]))
-            return field;
-    return NUM_FIELDS;
-}
-
-static inline __attribute__((always_inline)) int set_positional(hvdl_py_state *state,
-                                                                PostingObject *self,
-                                                                PyObject *const *args,
-                                                                Py_ssize_t num_args)
-{
-#define SET(field)                                                                                 \
-    if (num_args <= (field))                                                                       \
-        return 0;                                                                                  \
-    if (set_field(state, self, field, args[field]))                                                \
-    return -1
-    SET(POST_KIND);
-    SET(POST_NAME);
-    SET(POST_UNNAMED);
-    SET(POST_DTYPE);
-    SET(POST_SOURCE);
-    SET(POST_RESULT);
-    SET(POST_OP);
-    SET(POST_ROOT);
-    SET(POST_PRESCALE);
-    SET(POST_POSTSCALE);
-    SET(POST_SPLITS);
-    SET(POST_GROUP);
-    SET(POST_PLACE);
-    SET(POST_SITE);
-#undef SET
+    if (group != Py_None && !PyArg_ParseTuple(group, "iK:group", &desc->num_tensors, &layout))
+        return -1;
+    desc->layout = layout;
     return 0;
 }
 
-/* Sets the positional arguments and the keywords, which follow them in `args`. */
-static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *args,
-                      Py_ssize_t num_args, PyObject *keywords)
+/* That of all elements of a tuple's tensors, one after the other. */
+static PyObject *shape_of_tuple(const hvdl_py_state *state, const PostingObject *self,
+                                PyObject *tensors)
 {
-    if (set_positional(state, self, args, num_args))
-        return -1;
-    Py_ssize_t num_keywords = keywords ? PyTuple_Size(keywords) : 0;
-    for (Py_ssize_t i = 0; i < num_keywords; i++) {
-        PyObject *keyword = PyTuple_GetItem(keywords, i);
-        int field = field_of(state, keyword);
-        /* In a copy the kind stays, by which the source's shape was read. */
-        if (field < num_args || field == POST_KIND || field == NUM_FIELDS) {
-            PyErr_Format(PyExc_TypeError, "a posting has no argument '%U', or has it already",
-                         keyword);
-            return -1;
-        }
-        if (set_field(state, self, field, args[num_args + i]))
-            return -1;
+    int64_t sum = 0;
+    if (!(hvdl_facts_of(&self->posting.desc)->parts & HVDL_PARTS_IN)) {
+        PyErr_Format(PyExc_TypeError, "%s takes one tensor, and no tuple",
+                     hvdl_kind_name(self->posting.desc.kind));
+        return NULL;
     }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
+        int64_t count = hvdl_py_count_of(state, PyTuple_GetItem(tensors, i));
+        if (count < 0)
+            return NULL;
+        if (__builtin_add_overflow(sum, count, &sum)) {
+            PyErr_SetString(PyExc_ValueError, "the tensors have 2^63 elements or more");
+            return NULL;
+        }
+    }
+    return Py_BuildValue("(L)", (long long)sum);
+}
+
+/* Fills count, ndim, dims and rows. */
+static int put_shape(hvdl_posting *posting, PyObject *tuple)
+{
+    hvdl_desc *desc = &posting->desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    hvdl_py_shape shape = {.rows = 0};
+    bool has_rows = facts->rows == HVDL_ROWS_OWN || facts->rows == HVDL_ROWS_SPLITS;
+    if (hvdl_py_to_shape(tuple, has_rows, &shape))
+        return -1;
+    if (hvdl_works_on_rows(facts) && !shape.ndim) {
+        PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
+                     facts->name);
+        return -1;
+    }
+    desc->ndim = (uint8_t)(shape.ndim < 255 ? shape.ndim : 255);
+    desc->count = shape.count;
+    memcpy(desc->dims, shape.dims, sizeof desc->dims);
+    posting->rows = shape.rows;
+    return 0;
+}
+
+/* Of the tensor that the descriptor tells of, which takes the place of a copy's. None: barrier, join. */
+static int set_shape(hvdl_py_state *state, PostingObject *self, PyObject *tensor)
+{
+    hvdl_desc *desc = &self->posting.desc;
+    Py_CLEAR(self->shape);
+    if (tensor == Py_None) {
+        memset(desc->dims, 0, sizeof desc->dims);
+        desc->ndim = 1;
+        desc->count = self->posting.rows = 0;
+        return 0;
+    }
+    PyObject *shape = PyTuple_Check(tensor) ? shape_of_tuple(state, self, tensor)
+                                            : PyObject_GetAttr(tensor, state->shape);
+    if (!shape || put_shape(&self->posting, shape)) {
+        Py_XDECREF(shape);
+        return -1;
+    }
+    self->shape = shape;
+    return 0;
+}
+
+/* Keeps the tensor; of that which the descriptor tells of reads the shape. */
+static int set_tensor(hvdl_py_state *state, PostingObject *self, PyObject **at, PyObject *tensor)
+{
+    bool is_described =
+        hvdl_describes_result(hvdl_facts_of(&self->posting.desc)) == (at == &self->result);
+    hvdl_py_keep(at, tensor == Py_None ? NULL : tensor);
+    return is_described ? set_shape(state, self, tensor) : 0;
+}
+
+static int set_texts(PostingObject *self, PyObject *name, PyObject *site)
+{
+    if ((name && hvdl_py_name(name, &self->posting)) ||
+        (site && hvdl_py_site(site, &self->posting.site)))
+        return -1;
+    if (name)
+        hvdl_py_keep(&self->name, name);
+    if (site)
+        hvdl_py_keep(&self->site, site);
+    return 0;
+}
+
+/* Those that are given. */
+static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *given)
+{
+    hvdl_posting *posting = &self->posting;
+    hvdl_desc *desc = &posting->desc;
+    int unnamed = given[POST_UNNAMED] ? hvdl_py_truth(given[POST_UNNAMED]) : posting->unnamed;
+    posting->unnamed = unnamed > 0;
+    if (unnamed < 0 || (given[POST_KIND] && set_kind(desc, given[POST_KIND])) ||
+        set_texts(self, given[POST_NAME], given[POST_SITE]))
+        return -1;
+#define SET(field, set) (given[field] && (set))
+    if (SET(POST_DTYPE,
+            set_number(&desc->dtype, POST_DTYPE, given[POST_DTYPE], HVDL_NUM_DTYPES - 1)) ||
+        SET(POST_SOURCE, set_tensor(state, self, &self->source, given[POST_SOURCE])) ||
+        SET(POST_RESULT, set_tensor(state, self, &self->result, given[POST_RESULT])) ||
+        SET(POST_OP, set_number(&desc->op, POST_OP, given[POST_OP], HVDL_NUM_OPS - 1)) ||
+        SET(POST_ROOT, hvdl_facts_of(desc)->has_root &&
+                           hvdl_py_int(given[POST_ROOT], "root", 0, INT32_MAX, &desc->root)) ||
+        SET(POST_PRESCALE, set_factor(&desc->prescale, given[POST_PRESCALE])) ||
+        SET(POST_POSTSCALE, set_factor(&desc->postscale, given[POST_POSTSCALE])) ||
+        SET(POST_GROUP, set_group(desc, given[POST_GROUP])) ||
+        SET(POST_PLACE, set_number(&desc->place, POST_PLACE, given[POST_PLACE], HVDL_ORDERED)))
+        return -1;
+#undef SET
+    if (given[POST_SPLITS])
+        hvdl_py_keep(&self->splits, given[POST_SPLITS] == Py_None ? NULL : given[POST_SPLITS]);
     /* What stays on its device is nothing to the engine, which must not keep it there. */
-    if (self->posting.desc.place == HVDL_ORDERED) {
+    if (desc->place == HVDL_ORDERED) {
         hvdl_py_keep(&self->source, NULL);
         hvdl_py_keep(&self->result, NULL);
     }
     return 0;
 }
 
-static PostingObject *new_posting(hvdl_py_state *state)
+/* ---- the object ---- */
+
+/* With what another one has; from: NULL: with nothing. */
+static PostingObject *new_posting(hvdl_py_state *state, const PostingObject *from)
 {
     PostingObject *self = PyObject_New(PostingObject, state->posting_type);
     if (!self)
         return NULL;
-    memset(&self->posting, 0, sizeof self->posting);
-    self->name = self->site = self->source = self->result = self->splits = self->shape = NULL;
+    if (from)
+        self->posting = from->posting;
+    else
+        memset(&self->posting, 0, sizeof self->posting);
+    self->name = from ? Py_XNewRef(from->name) : NULL;
+    self->site = from ? Py_XNewRef(from->site) : NULL;
+    self->source = from ? Py_XNewRef(from->source) : NULL;
+    self->result = from ? Py_XNewRef(from->result) : NULL;
+    self->splits = from ? Py_XNewRef(from->splits) : NULL;
+    self->shape = from ? Py_XNewRef(from->shape) : NULL;
     return self;
+}
+
+/* self: taken over. */
+static PyObject *with_fields(hvdl_py_state *state, PostingObject *self, PyObject *const *given)
+{
+    if (self && set_fields(state, self, given))
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
 
 PyObject *hvdl_py_posting(PyObject *module, PyObject *const *args, Py_ssize_t num_args,
                           PyObject *keywords)
 {
+    static const hvdl_py_signature signature = {"posting", POST_DTYPE + 1, NUM_FIELDS, field_names};
     hvdl_py_state *state = PyModule_GetState(module);
-    if (num_args < NUM_NEEDED || num_args > NUM_FIELDS) {
-        PyErr_Format(PyExc_TypeError, "posting: %d to %d positional arguments expected, got %zd",
-                     NUM_NEEDED, NUM_FIELDS, num_args);
+    PyObject *given[NUM_FIELDS];
+    if (hvdl_py_gather(&signature, args, num_args, keywords, given))
         return NULL;
+    PostingObject *self = new_posting(state, NULL);
+    if (self) {
+        self->posting.desc.prescale = self->posting.desc.postscale = 1.0;
+        self->posting.desc.ndim = 1;
     }
-    PostingObject *self = new_posting(state);
-    if (!self)
-        return NULL;
-    hvdl_desc *desc = &self->posting.desc;
-    desc->prescale = desc->postscale = 1.0;
-    desc->ndim = 1;
-    if (set_fields(state, self, args, num_args, keywords)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return with_fields(state, self, given);
 }
 
-/* A copy with other values in some fields. */
+/* A copy with other values in some fields, but for the kind, by which the shape was read. */
 static PyObject *posting_replace(PyObject *object, PyObject *const *args, Py_ssize_t num_args,
                                  PyObject *keywords)
 {
+    static const hvdl_py_signature signature = {"replace", 0, NUM_FIELDS, field_names};
     hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
-    const PostingObject *from = (PostingObject *)object;
-    if (num_args) {
-        PyErr_SetString(PyExc_TypeError, "replace takes keywords only");
+    PyObject *given[NUM_FIELDS];
+    if (hvdl_py_gather(&signature, args, num_args, keywords, given))
+        return NULL;
+    if (num_args || given[POST_KIND]) {
+        PyErr_SetString(PyExc_TypeError, num_args
+                                             ? "replace takes keywords only"
+                                             : "replace has no argument 'kind', or has it already");
         return NULL;
     }
-    PostingObject *self = new_posting(state);
-    if (!self)
-        return NULL;
-    self->posting = from->posting;
-    hvdl_py_keep(&self->name, from->name);
-    hvdl_py_keep(&self->site, from->site);
-    hvdl_py_keep(&self->source, from->source);
-    hvdl_py_keep(&self->result, from->result);
-    hvdl_py_keep(&self->splits, from->splits);
-    hvdl_py_keep(&self->shape, from->shape);
-    if (set_fields(state, self, args, 0, keywords)) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return with_fields(state, new_posting(state, (PostingObject *)object), given);
 }
 
 static void posting_dealloc(PyObject *object)
@@ -373,7 +273,7 @@ static PyObject *posting_str(PyObject *object)
 }
 
 static PyMethodDef posting_methods[] = {
-    {"replace", (PyCFunction)(void (*)(void))posting_replace, METH_FASTCALL | METH_KEYWORDS, NULL},
+    HVDL_PY_METHOD("replace", posting_replace, HVDL_PY_KEYWORDS),
     {0},
 };
 
@@ -411,13 +311,3 @@ PyType_Spec hvdl_py_posting_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = posting_slots,
 };
-
-int hvdl_py_intern_fields(hvdl_py_state *state)
-{
-    state->shape = PyUnicode_InternFromString("shape");
-    state->data_ptr = PyUnicode_InternFromString("data_ptr");
-    for (int field = 0; field < NUM_FIELDS; field++)
-        if (!(state->field_names[field] = PyUnicode_InternFromString(field_names[field])))
-            return -1;
-    return state->shape && state->data_ptr ? 0 : -1;
-}

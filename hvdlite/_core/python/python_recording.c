@@ -8,7 +8,8 @@ static hvdl_engine *recording_engine(EngineObject *self)
 {
     if (self->engine && self->forks == hvdl_py_num_forks)
         return self->engine;
-    return hvdl_py_engine(self) ? NULL : NULL; /* raises */
+    hvdl_py_engine(self); /* raises */
+    return NULL;
 }
 
 static PyObject *short_event(const hvdl_event *event)
@@ -28,16 +29,9 @@ static PyObject *full_event(const hvdl_event *event)
 /* Frees the events. */
 static PyObject *to_list(hvdl_events *events, PyObject *(*convert)(const hvdl_event *))
 {
-    PyObject *list = PyList_New((Py_ssize_t)events->count);
-    for (size_t i = 0; list && i < events->count; i++) {
-        PyObject *item = convert(&events->ring[(events->first + i) % events->capacity]);
-        if (item) {
-            PyList_SetItem(list, (Py_ssize_t)i, item);
-        } else {
-            Py_DECREF(list);
-            list = NULL;
-        }
-    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < events->count; i++)
+        hvdl_py_append(&list, convert(&events->ring[(events->first + i) % events->capacity]));
     free(events->ring);
     return list;
 }

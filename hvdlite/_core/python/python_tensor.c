@@ -1,8 +1,6 @@
-/* The short ways of what is called most: a blocking allreduce, in place, of an ordinary tensor in host
- * memory. What a tensor is takes Python several calls to find out, more than the rest of a small
- * operation takes; its library's DLPack functions tell all of it at once. */
-#include <string.h>
-
+/* What a tensor is: its shape and its memory. Of torch's own classes the library's DLPack functions tell all at
+ * once; Python takes several calls to find it out, more than the rest of a small operation takes. Of other
+ * objects `shape` and `data_ptr()` are asked. */
 #include "python/python_glue.h"
 
 #define API_NAME "dlpack_exchange_api"
@@ -16,9 +14,8 @@
 PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args)
 {
     hvdl_py_state *state = PyModule_GetState(module);
-    PyObject *capsule, *types, *op_type, *changed;
-    if (!PyArg_ParseTuple(args, "OO!OO:use_tensors", &capsule, &PyTuple_Type, &types, &op_type,
-                          &changed))
+    PyObject *capsule, *types, *changed;
+    if (!PyArg_ParseTuple(args, "OO!O:use_tensors", &capsule, &PyTuple_Type, &types, &changed))
         return NULL;
     const dl_exchange_api *api = PyCapsule_GetPointer(capsule, API_NAME);
     if (!api)
@@ -26,13 +23,12 @@ PyObject *hvdl_py_use_tensors(PyObject *module, PyObject *args)
     if (api->version.major != API_MAJOR || api->version.minor < API_LEAST_MINOR)
         Py_RETURN_FALSE;
     hvdl_py_keep(&state->tensor_types, types);
-    hvdl_py_keep(&state->op_type, op_type);
     hvdl_py_keep(&state->tensor_changed, changed);
     state->describe_tensor = api->describe;
     Py_RETURN_TRUE;
 }
 
-bool hvdl_py_is_tensor(const hvdl_py_state *state, PyObject *object)
+static bool is_tensor(const hvdl_py_state *state, PyObject *object)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(state->tensor_types); i++)
         if ((PyObject *)Py_TYPE(object) == PyTuple_GetItem(state->tensor_types, i))
@@ -40,47 +36,82 @@ bool hvdl_py_is_tensor(const hvdl_py_state *state, PyObject *object)
     return false;
 }
 
-/* -1: none of the engine's. */
-static int dtype_of(const dl_tensor *tensor)
+bool hvdl_py_describe(const hvdl_py_state *state, PyObject *object, dl_tensor *to)
 {
-    static const struct {
-        uint8_t code, bits;
-    } dtypes[HVDL_NUM_DTYPES] = {
-        [HVDL_UINT8] = {DL_UINT, 8},       [HVDL_INT8] = {DL_INT, 8},
-        [HVDL_INT16] = {DL_INT, 16},       [HVDL_INT32] = {DL_INT, 32},
-        [HVDL_INT64] = {DL_INT, 64},       [HVDL_FLOAT16] = {DL_FLOAT, 16},
-        [HVDL_BFLOAT16] = {DL_BFLOAT, 16}, [HVDL_FLOAT32] = {DL_FLOAT, 32},
-        [HVDL_FLOAT64] = {DL_FLOAT, 64},   [HVDL_BOOL] = {DL_BOOL, 8},
-    };
-    if (tensor->dtype.lanes == 1)
-        for (int dtype = 0; dtype < HVDL_NUM_DTYPES; dtype++)
-            if (tensor->dtype.code == dtypes[dtype].code &&
-                tensor->dtype.bits == dtypes[dtype].bits)
-                return dtype;
-    return -1;
+    if (!state->describe_tensor || !is_tensor(state, object))
+        return false;
+    if (!state->describe_tensor(object, to))
+        return true;
+    PyErr_Clear(); /* sparse, quantized, ... */
+    return false;
 }
 
-/* Fills the shape and the memory. False: it is not contiguous, or larger than what can be. */
-static bool put_tensor(const dl_tensor *tensor, hvdl_posting *posting)
+/* ---- shapes ---- */
+
+int hvdl_py_to_shape(PyObject *tuple, bool has_rows, hvdl_py_shape *to)
 {
-    hvdl_desc *desc = &posting->desc;
-    int64_t count = 1;
-    char *memory = (char *)tensor->data + tensor->byte_offset;
-    if (tensor->ndim > HVDL_MAX_DIMS)
-        return false;
-    for (int i = tensor->ndim - 1; i >= 0; i--) {
-        int64_t dim = tensor->shape[i];
-        if (dim != 1 && tensor->strides && tensor->strides[i] != count)
-            return false;
-        if (__builtin_mul_overflow(count, dim, &count))
-            return false;
-        desc->dims[i] = dim;
+    bool overflows = false, has_zero = false;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "shape must be a tuple");
+        return -1;
     }
-    desc->ndim = (uint8_t)tensor->ndim;
-    desc->count = count;
-    posting->output = memory;
-    posting->input = memory;
-    return count > 0; /* without elements strides say nothing, and there may be no memory */
+    to->ndim = PyTuple_Size(tuple);
+    to->count = 1;
+    for (Py_ssize_t i = 0; i < to->ndim; i++) {
+        long long dim = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (dim < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a dimension is negative");
+            return -1;
+        }
+        bool is_rows = has_rows && i == 0;
+        if (is_rows)
+            to->rows = dim;
+        else
+            overflows |= __builtin_mul_overflow(to->count, (int64_t)dim, &to->count);
+        has_zero |= dim == 0;
+        /* What does not fit is folded into the last one, so that it is still compared. */
+        if (i < HVDL_MAX_DIMS)
+            to->dims[i] = is_rows ? -1 : dim;
+        else
+            to->dims[HVDL_MAX_DIMS - 1] =
+                (int64_t)((uint64_t)to->dims[HVDL_MAX_DIMS - 1] * 1000003 + (uint64_t)dim);
+    }
+    if (overflows && !has_zero) {
+        PyErr_SetString(PyExc_ValueError, "the tensor has 2^63 elements or more");
+        return -1;
+    }
+    /* Where rows would be larger than any memory, no rank has one. */
+    if (overflows)
+        to->count = 0;
+    return 0;
+}
+
+int64_t hvdl_py_count_of(const hvdl_py_state *state, PyObject *tensor)
+{
+    PyObject *tuple = PyObject_GetAttr(tensor, state->shape);
+    hvdl_py_shape shape;
+    int failed = !tuple || hvdl_py_to_shape(tuple, false, &shape);
+    Py_XDECREF(tuple);
+    return failed ? -1 : shape.count;
+}
+
+/* ---- memory ---- */
+
+int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to)
+{
+    dl_tensor described;
+    *to = NULL;
+    if (!tensor)
+        return 0;
+    if (hvdl_py_describe(state, tensor, &described)) {
+        *to = (char *)described.data + described.byte_offset;
+        return 0;
+    }
+    PyObject *address = PyObject_CallMethodObjArgs(tensor, state->data_ptr, NULL);
+    int failed = !address || hvdl_py_pointer(address, to);
+    Py_XDECREF(address);
+    return failed ? -1 : 0;
 }
 
 int hvdl_py_holds_values(PyObject *tensor, PyObject *is_neg)
@@ -122,7 +153,7 @@ static int64_t ask(PyObject *object, PyObject *method)
  * of a storage that was freed and begins at 0; and where it is so large that asking takes no time to
  * speak of. So a small one whose storage was shrunk, but not freed, passes.
  * 1: it does; 0: it does not; -1: an exception. */
-static int is_backed(hvdl_py_state *state, PyObject *object, const dl_tensor *tensor)
+static int is_backed(const hvdl_py_state *state, PyObject *object, const dl_tensor *tensor)
 {
     uint64_t address = (uintptr_t)tensor->data + tensor->byte_offset;
     int64_t extent = extent_bytes(tensor), begin;
@@ -142,141 +173,63 @@ static int is_backed(hvdl_py_state *state, PyObject *object, const dl_tensor *te
            extent <= held - begin;
 }
 
+/* ---- all of it ---- */
+
+/* -1: none of the engine's. */
+static int dtype_of(const dl_tensor *tensor)
+{
+    static const struct {
+        uint8_t code, bits;
+    } dtypes[HVDL_NUM_DTYPES] = {
+        [HVDL_UINT8] = {DL_UINT, 8},       [HVDL_INT8] = {DL_INT, 8},
+        [HVDL_INT16] = {DL_INT, 16},       [HVDL_INT32] = {DL_INT, 32},
+        [HVDL_INT64] = {DL_INT, 64},       [HVDL_FLOAT16] = {DL_FLOAT, 16},
+        [HVDL_BFLOAT16] = {DL_BFLOAT, 16}, [HVDL_FLOAT32] = {DL_FLOAT, 32},
+        [HVDL_FLOAT64] = {DL_FLOAT, 64},   [HVDL_BOOL] = {DL_BOOL, 8},
+    };
+    if (tensor->dtype.lanes == 1)
+        for (int dtype = 0; dtype < HVDL_NUM_DTYPES; dtype++)
+            if (tensor->dtype.code == dtypes[dtype].code &&
+                tensor->dtype.bits == dtypes[dtype].bits)
+                return dtype;
+    return -1;
+}
+
 PyObject *hvdl_py_dtype_of(PyObject *module, PyObject *object)
 {
     hvdl_py_state *state = PyModule_GetState(module);
     dl_tensor tensor;
     int dtype = -1;
-    if (state->describe_tensor && hvdl_py_is_tensor(state, object) &&
-        !state->describe_tensor(object, &tensor) && tensor.device.device_type == DL_CPU &&
+    if (hvdl_py_describe(state, object, &tensor) && tensor.device.device_type == DL_CPU &&
         is_backed(state, object, &tensor) > 0)
         dtype = dtype_of(&tensor);
-    PyErr_Clear(); /* what has no description, or no storage, is for others to say */
+    PyErr_Clear(); /* what has no storage is for others to say */
     return PyLong_FromLong(dtype);
 }
 
-/* Fills in the tensor, and all but the name, the op and the factors of an allreduce of it. 1: filled; 0:
- * it is none of the short ways' tensors; -1: an exception. */
-static int fill(hvdl_py_state *state, PyObject *object, hvdl_posting *posting)
+int hvdl_py_put_plain(const hvdl_py_state *state, PyObject *object, hvdl_desc *desc, void **memory)
 {
-    hvdl_desc *desc = &posting->desc;
     dl_tensor tensor;
-    if (!state->describe_tensor || !hvdl_py_is_tensor(state, object))
+    int64_t count = 1;
+    if (!hvdl_py_describe(state, object, &tensor) || tensor.device.device_type != DL_CPU ||
+        tensor.ndim > HVDL_MAX_DIMS)
         return 0;
-    if (state->describe_tensor(object, &tensor)) { /* sparse, quantized, ... */
-        PyErr_Clear();
-        return 0;
-    }
     int dtype = dtype_of(&tensor);
-    if (tensor.device.device_type != DL_CPU || dtype < 0 || dtype == HVDL_BOOL ||
-        !put_tensor(&tensor, posting))
+    if (dtype < 0)
         return 0;
-    desc->kind = HVDL_ALLREDUCE;
+    for (int i = tensor.ndim - 1; i >= 0; i--) {
+        int64_t dim = tensor.shape[i];
+        if ((dim != 1 && tensor.strides && tensor.strides[i] != count) ||
+            __builtin_mul_overflow(count, dim, &count))
+            return 0;
+        desc->dims[i] = dim;
+    }
     desc->dtype = (uint8_t)dtype;
-    desc->root = -1;
-    desc->place = HVDL_ON_HOST;
-    desc->prescale = desc->postscale = 1.0;
+    desc->ndim = (uint8_t)tensor.ndim;
+    desc->count = count;
+    *memory = (char *)tensor.data + tensor.byte_offset;
+    if (!count) /* strides say nothing, and there may be no memory */
+        return 0;
     int holds = hvdl_py_holds_values(object, state->is_neg);
     return holds > 0 ? is_backed(state, object, &tensor) : holds;
-}
-
-static PyObject *not_implemented(void)
-{
-    Py_INCREF(Py_NotImplemented);
-    return Py_NotImplemented;
-}
-
-enum { ARG_TENSOR, ARG_NAME, ARG_OP, ARG_PRESCALE, ARG_POSTSCALE, NUM_ARGS };
-
-/* As fill, with what the caller gave. */
-static int fill_all(hvdl_py_state *state, PyObject *const *args, hvdl_posting *posting)
-{
-    Py_ssize_t name_bytes;
-    if (!PyUnicode_CheckExact(args[ARG_NAME]) ||
-        (PyObject *)Py_TYPE(args[ARG_OP]) != state->op_type ||
-        !PyFloat_CheckExact(args[ARG_PRESCALE]) || !PyFloat_CheckExact(args[ARG_POSTSCALE]))
-        return 0;
-    long op = PyLong_AsLong(args[ARG_OP]);
-    posting->name = PyUnicode_AsUTF8AndSize(args[ARG_NAME], &name_bytes);
-    if (!posting->name)
-        return -1;
-    if (op == HVDL_ADASUM || strlen(posting->name) != (size_t)name_bytes)
-        return 0;
-    int filled = fill(state, args[ARG_TENSOR], posting);
-    posting->desc.op = (uint8_t)op;
-    posting->desc.prescale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_PRESCALE]));
-    posting->desc.postscale = hvdl_py_factor(PyFloat_AsDouble(args[ARG_POSTSCALE]));
-    return filled;
-}
-
-PyObject *hvdl_py_allreduce_in_place(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
-{
-    EngineObject *self = (EngineObject *)object;
-    hvdl_engine *engine = hvdl_py_engine(self);
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
-    hvdl_posting posting = {0};
-    if (!engine)
-        return NULL;
-    if (num_args != NUM_ARGS) {
-        PyErr_Format(PyExc_TypeError, "%d arguments expected, got %zd", NUM_ARGS, num_args);
-        return NULL;
-    }
-    int filled = fill_all(state, args, &posting);
-    if (filled <= 0)
-        return filled ? NULL : not_implemented();
-    PyObject *tensor = args[ARG_TENSOR];
-    /* Autograd must learn that a tensor that it may have saved changes. It is Python that may run here,
-     * and so before anything is posted. */
-    PyObject *result = PyObject_CallFunctionObjArgs(state->tensor_changed, tensor, NULL);
-    if (!result)
-        return NULL;
-    Py_DECREF(result);
-    return hvdl_py_run_posting(self, &posting, tensor, -1.0);
-}
-
-enum { RUN_TENSOR, RUN_NAME, RUN_OP, RUN_PRESCALE, RUN_TIMEOUT, RUN_SITE, NUM_RUN_ARGS };
-
-/* A str, which the caller then holds; NULL: an exception. */
-static PyObject *call_for_name(PyObject *next_name, const char **name)
-{
-    PyObject *made = PyObject_CallNoArgs(next_name);
-    *name = made ? hvdl_py_text(made, "name") : NULL;
-    if (made && !*name)
-        Py_CLEAR(made);
-    return made;
-}
-
-/* Of a process group, whose operations autograd hears nothing of: c10d does not tell it either. */
-PyObject *hvdl_py_run_allreduce(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
-{
-    EngineObject *self = (EngineObject *)object;
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
-    hvdl_posting posting = {0};
-    int op;
-    if (!hvdl_py_engine(self))
-        return NULL;
-    if (num_args != NUM_RUN_ARGS) {
-        PyErr_Format(PyExc_TypeError, "%d arguments expected, got %zd", NUM_RUN_ARGS, num_args);
-        return NULL;
-    }
-    int filled = fill(state, args[RUN_TENSOR], &posting);
-    if (filled <= 0)
-        return filled ? NULL : not_implemented();
-    double factor = PyFloat_AsDouble(args[RUN_PRESCALE]);
-    double limit_s = PyFloat_AsDouble(args[RUN_TIMEOUT]);
-    if (PyErr_Occurred() || hvdl_py_int(args[RUN_OP], "op", 0, HVDL_NUM_OPS - 1, &op) ||
-        hvdl_py_site(args[RUN_SITE], &posting.site))
-        return NULL;
-    if (hvdl_is_bitwise(op) && hvdl_is_float(posting.desc.dtype))
-        return not_implemented(); /* the long way says what is wrong */
-    posting.desc.op = (uint8_t)op;
-    posting.desc.prescale = hvdl_py_factor(factor);
-    posting.unnamed = true;
-    /* Last: what was refused takes no number. */
-    PyObject *name = call_for_name(args[RUN_NAME], &posting.name);
-    if (!name)
-        return NULL;
-    PyObject *result = hvdl_py_run_posting(self, &posting, args[RUN_TENSOR], limit_s);
-    Py_DECREF(name);
-    return result;
 }

@@ -1,31 +1,105 @@
-/* Waiting for an operation: with a limit, or in one call with its posting; and giving up. */
+/* Waiting for an operation, also with a limit; and giving up. */
 #define _GNU_SOURCE
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "python/python_glue.h"
 
 #include "host/shm.h"
 
+/* ---- rounds of a wait ---- */
+
+#define SIGNAL_CHECK_NS 50000000L /* how long Ctrl-C may have to wait */
+
+/* Of so many times SIGNAL_CHECK_NS; then the other ranks learn of it. */
+#define LONG_WAIT 4
+
+PyObject *hvdl_py_use_alone(PyObject *module, PyObject *is_alone)
+{
+    hvdl_py_state *state = PyModule_GetState(module);
+    hvdl_py_keep(&state->is_alone, is_alone);
+    Py_RETURN_NONE;
+}
+
+/* Runs Python. -1: an exception. */
+static int tell_wait(EngineObject *self, hvdl_operation *operation)
+{
+    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    int alone = 0;
+    if (state->is_alone) {
+        PyObject *answer = PyObject_CallNoArgs(state->is_alone);
+        alone = answer ? PyObject_IsTrue(answer) : -1;
+        Py_XDECREF(answer);
+        if (alone < 0)
+            return -1;
+    }
+    hvdl_operation_waits(self->engine, operation, alone);
+    return 0;
+}
+
+/* For how long to wait before the next look at signals; 0: the time is over. */
+static long round_ns(uint64_t deadline_ns)
+{
+    uint64_t now = deadline_ns ? hvdl_now_ns() : 0;
+    if (!deadline_ns || deadline_ns > now + SIGNAL_CHECK_NS)
+        return SIGNAL_CHECK_NS;
+    return now < deadline_ns ? (long)(deadline_ns - now) : 0;
+}
+
+/* The thread that comes back from no wait any more, by the kernel's number, as a later thread may get what
+ * pthread_self returned; 0: none. */
+static _Atomic int parked;
+
+PyObject *hvdl_py_park(PyObject *module, PyObject *number)
+{
+    int thread;
+    (void)module;
+    if (hvdl_py_int(number, "thread", 0, INT32_MAX, &thread))
+        return NULL;
+    atomic_store(&parked, thread);
+    Py_RETURN_NONE;
+}
+
+/* Without the GIL: if Python ends meanwhile, asking for it would end the thread, and C++ below it the
+ * process. */
+static void stay_if_parked(void)
+{
+    int thread = atomic_load_explicit(&parked, memory_order_relaxed);
+    while (thread && thread == (int)syscall(SYS_gettid))
+        pause();
+}
+
+/* 0: it is done, or that time of CLOCK_MONOTONIC (0: never) has come. -1: an exception (a signal
+ * handler's). */
+static int wait_for(EngineObject *self, hvdl_operation *operation, uint64_t deadline_ns)
+{
+    hvdl_engine *engine = self->engine;
+    int failed = 0, rounds = 0;
+    long limit_ns;
+    for (; !failed && !hvdl_operation_done(operation); rounds++) {
+        if (!(limit_ns = round_ns(deadline_ns)))
+            break;
+        Py_BEGIN_ALLOW_THREADS hvdl_operation_wait(engine, operation, limit_ns);
+        stay_if_parked();
+        Py_END_ALLOW_THREADS failed = PyErr_CheckSignals();
+        if (!failed && rounds >= LONG_WAIT)
+            failed = tell_wait(self, operation);
+    }
+    if (rounds > LONG_WAIT)
+        hvdl_operation_waits_no_more(engine, operation);
+    return failed;
+}
+
 /* ---- the limit ---- */
 
 #define LONGEST_S 1e9 /* a limit of 30 years is none */
 
-/* The argument timeout_s, at that place or as a keyword; negative, also NaN: there is none. -1: an exception. */
-static int limit_of(PyObject *const *args, Py_ssize_t num_args, PyObject *keywords,
-                    Py_ssize_t place, double *seconds)
+int hvdl_py_limit(PyObject *given, double *seconds)
 {
-    Py_ssize_t num_keywords = keywords ? PyTuple_Size(keywords) : 0;
-    *seconds = -1.0;
-    if (num_args == place && !num_keywords)
-        return 0;
-    bool is_named = num_keywords &&
-                    !PyUnicode_CompareWithASCIIString(PyTuple_GetItem(keywords, 0), "timeout_s");
-    if (num_args + num_keywords != place + 1 || (num_keywords && !is_named)) {
-        PyErr_SetString(PyExc_TypeError, "the only option is timeout_s");
-        return -1;
-    }
-    *seconds = PyFloat_AsDouble(args[place]);
+    *seconds = given ? PyFloat_AsDouble(given) : -1.0;
     return *seconds == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
@@ -62,19 +136,12 @@ static int ask(hvdl_engine *engine, hvdl_operation *operation, roll *to)
 /* World ranks; NULL: an exception. */
 static PyObject *ranks_of(const hvdl_engine *engine, const bool *absent)
 {
-    int num_ranks = hvdl_engine_num_ranks(engine), count = 0;
-    for (int rank = 0; rank < num_ranks; rank++)
-        count += absent[rank];
-    PyObject *all = PyTuple_New(count);
-    for (int rank = 0, at = 0; all && rank < num_ranks; rank++) {
-        if (!absent[rank])
-            continue;
-        PyObject *number = PyLong_FromLong(hvdl_engine_world_rank(engine, rank));
-        if (!number || PyTuple_SetItem(all, at++, number)) {
-            Py_DECREF(all);
-            return NULL;
-        }
-    }
+    PyObject *list = PyList_New(0);
+    for (int rank = 0; list && rank < hvdl_engine_num_ranks(engine); rank++)
+        if (absent[rank])
+            hvdl_py_append(&list, PyLong_FromLong(hvdl_engine_world_rank(engine, rank)));
+    PyObject *all = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
     return all;
 }
 
@@ -94,6 +161,12 @@ PyObject *hvdl_py_operation_missing(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *outcome_of(hvdl_operation *operation)
+{
+    const char *error = hvdl_operation_error(operation);
+    return error ? hvdl_py_decode(error) : Py_NewRef(Py_None);
+}
+
 /* Raises TimeoutError, unless the operation ends meanwhile. */
 static PyObject *time_is_over(hvdl_engine *engine, hvdl_operation *operation, double seconds)
 {
@@ -101,28 +174,26 @@ static PyObject *time_is_over(hvdl_engine *engine, hvdl_operation *operation, do
     roll found;
     if (ask(engine, operation, &found))
         return NULL;
-    if (hvdl_operation_done(operation)) {
-        free(found.absent);
-        return hvdl_py_outcome(operation);
-    }
-    hvdl_describe_timeout(engine, operation, seconds, found.absent, found.answered, found.is_known,
-                          text);
+    bool done = hvdl_operation_done(operation);
+    if (!done)
+        hvdl_describe_timeout(engine, operation, seconds, found.absent, found.answered,
+                              found.is_known, text);
     free(found.absent);
-    PyObject *decoded = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    if (done)
+        return outcome_of(operation);
+    PyObject *decoded = hvdl_py_decode(text);
     if (decoded)
         PyErr_SetObject(PyExc_TimeoutError, decoded);
     Py_XDECREF(decoded);
     return NULL;
 }
 
-static inline PyObject *wait_until(EngineObject *self, hvdl_operation *operation, double seconds)
+PyObject *hvdl_py_wait_until(EngineObject *self, hvdl_operation *operation, double seconds)
 {
-    if (hvdl_operation_done(operation))
-        return hvdl_py_outcome(operation);
-    if (hvdl_py_wait(self, operation, deadline_of(seconds)))
+    if (!hvdl_operation_done(operation) && wait_for(self, operation, deadline_of(seconds)))
         return NULL;
     if (hvdl_operation_done(operation))
-        return hvdl_py_outcome(operation);
+        return outcome_of(operation);
     return time_is_over(self->engine, operation, seconds);
 }
 
@@ -132,71 +203,30 @@ static inline PyObject *wait_until(EngineObject *self, hvdl_operation *operation
 PyObject *hvdl_py_operation_wait(PyObject *object, PyObject *const *args, Py_ssize_t num_args,
                                  PyObject *keywords)
 {
+    static const hvdl_py_keyword name = NAME("timeout_s");
+    static const hvdl_py_signature signature = {"wait", 0, 1, &name};
     OperationObject *self = (OperationObject *)object;
-    double seconds = -1.0;
-    if (self->engine->forks != hvdl_py_num_forks)
-        return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
-    if ((num_args || keywords) && limit_of(args, num_args, keywords, 0, &seconds))
+    PyObject *given;
+    double seconds;
+    if (!hvdl_py_own_operation(self) ||
+        hvdl_py_gather(&signature, args, num_args, keywords, &given) ||
+        hvdl_py_limit(given, &seconds))
         return NULL;
-    return wait_until(self->engine, self->operation, seconds);
+    return hvdl_py_wait_until(self->engine, self->operation, seconds);
 }
 
 /* drive(limit_s) */
 PyObject *hvdl_py_operation_drive(PyObject *object, PyObject *limit)
 {
     OperationObject *self = (OperationObject *)object;
-    double seconds = PyFloat_AsDouble(limit);
-    if (seconds == -1.0 && PyErr_Occurred())
-        return NULL;
-    if (self->engine->forks != hvdl_py_num_forks)
-        return hvdl_py_engine(self->engine) ? NULL : NULL; /* raises */
-    if (hvdl_py_wait(self->engine, self->operation, deadline_of(seconds)))
+    double seconds;
+    if (hvdl_py_limit(limit, &seconds) || !hvdl_py_own_operation(self) ||
+        wait_for(self->engine, self->operation, deadline_of(seconds)))
         return NULL;
     return PyBool_FromLong(hvdl_operation_done(self->operation));
 }
 
 /* ---- Engine ---- */
-
-static PyObject *wait_and_release(EngineObject *self, hvdl_operation *operation, double seconds)
-{
-    PyObject *result = wait_until(self, operation, seconds);
-    /* One in flight goes on, and its owner comes back by hvdl_py_reap. */
-    PyObject *owner = hvdl_operation_release(self->engine, operation);
-    Py_XDECREF(owner);
-    return result;
-}
-
-PyObject *hvdl_py_run_posting(EngineObject *self, hvdl_posting *posting, PyObject *owner,
-                              double seconds)
-{
-    hvdl_operation *operation = hvdl_py_post(self->engine, posting, owner, false);
-    return operation ? wait_and_release(self, operation, seconds) : NULL;
-}
-
-/* run(posting, timeout_s=-1.0) */
-PyObject *hvdl_py_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args,
-                      PyObject *keywords)
-{
-    EngineObject *self = (EngineObject *)object;
-    hvdl_engine *engine = hvdl_py_engine(self);
-    hvdl_py_state *state = PyType_GetModuleState(Py_TYPE(object));
-    double seconds;
-    if (!engine)
-        return NULL;
-    if (num_args < 1) {
-        PyErr_SetString(PyExc_TypeError, "run: a posting is expected");
-        return NULL;
-    }
-    if (limit_of(args, num_args, keywords, 1, &seconds))
-        return NULL;
-    if (Py_TYPE(args[0]) == state->posting_type &&
-        hvdl_facts_of(&((PostingObject *)args[0])->posting.desc)->result == HVDL_RESULT_GATHERED) {
-        PyErr_SetString(PyExc_ValueError, "run: post an operation whose result the engine makes");
-        return NULL;
-    }
-    hvdl_operation *operation = hvdl_py_post_object(state, engine, args[0], false);
-    return operation ? wait_and_release(self, operation, seconds) : NULL;
-}
 
 PyObject *hvdl_py_ends(PyObject *object, PyObject *unused)
 {
@@ -214,8 +244,10 @@ PyObject *hvdl_py_await_end(PyObject *object, PyObject *seen)
     unsigned long count = PyLong_AsUnsignedLong(seen);
     if (PyErr_Occurred())
         return NULL;
-    if (!self->engine)
-        return hvdl_py_engine(self) ? NULL : NULL; /* raises */
+    if (!self->engine) {
+        hvdl_py_engine(self); /* raises */
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS hvdl_engine_await_end(self->engine, (uint32_t)count, LONGEST_SLEEP_NS);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }

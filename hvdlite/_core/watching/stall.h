@@ -56,7 +56,8 @@ typedef struct {
     bool said; /* this rank has reported it */
 } hvdl_reporting;
 
-hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity activity);
+/* But for the time. */
+void hvdl_put_activity(hvdl_shm_last *to, const hvdl_operation *operation, hvdl_activity activity);
 /* An allreduce has ended well. */
 void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 /* Is it an allreduce once more, as in a loop over batches: of a name that has ended well before, unnamed after
@@ -65,8 +66,11 @@ void hvdl_note_reduced(hvdl_engine *engine, const hvdl_operation *operation);
 bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation);
 /* A failure's text, and that a rank may have run out of batches; in `to`, which is returned. */
 const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);
-/* For the other ranks of the host to read, with the time. */
-void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
+/* For the other ranks of the host to read. */
+void hvdl_note_operation(hvdl_engine *engine, const hvdl_operation *operation,
+                         hvdl_activity activity);
+/* The same, of one that may have ended since; it happens now. */
+void hvdl_note_activity(hvdl_engine *engine, const hvdl_shm_last *last);
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
 void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);

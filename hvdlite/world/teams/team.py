@@ -100,7 +100,6 @@ class Team:
         self.post: Callable[..., _core.Operation] = engine.post
         self.run: Callable[..., str | None] = engine.run
         self.run_allreduce: Callable[..., str | None] = engine.run_allreduce
-        self.allreduce_in_place: Callable[..., str | None] = engine.allreduce_in_place
         self.plan: Callable[..., _core.Plan] = engine.plan
         # Numbers this team's optimizers, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
@@ -179,7 +178,7 @@ class Team:
                 "can't take part in collectives; only the rank itself can"
             )
 
-        self.post = self.run = self.run_allreduce = self.allreduce_in_place = refuse
+        self.post = self.run = self.run_allreduce = refuse
 
 
 def team_of_one(config: Config, placement: Placement, rank: int = 0) -> Team:

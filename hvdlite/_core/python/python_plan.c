@@ -1,4 +1,5 @@
-/* Engine: making a plan, and asking who owns which part of its buffer. */
+/* Plan: making one, starting it, and asking who owns which part of its buffer. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "python/python_glue.h"
@@ -99,21 +100,15 @@ PyObject *hvdl_py_plan(PyObject *object, PyObject *args, PyObject *kwargs)
         free(posting.extents.list);
         return NULL;
     }
-    hvdl_py_reap(engine);
-    Py_INCREF(owner);
-    posting.owner = owner;
+    plan->engine = NULL;
+    posting.owner = hvdl_py_lend(engine, owner);
     hvdl_err err = hvdl_plan_create(engine, &posting, &plan->plan);
     free(posting.extents.list);
-    if (err) {
-        PyTypeObject *type = Py_TYPE(plan);
-        Py_DECREF(owner);
-        PyObject_Free(plan);
-        Py_DECREF(type);
-        hvdl_py_raise(err, "plan", posting.name);
+    if (hvdl_py_refused(err, owner, "plan", posting.name)) {
+        Py_DECREF(plan);
         return NULL;
     }
-    Py_INCREF(self);
-    plan->engine = self;
+    plan->engine = (EngineObject *)Py_NewRef(object);
     return (PyObject *)plan;
 }
 
@@ -135,30 +130,88 @@ PyObject *hvdl_py_owned(PyObject *object, PyObject *args)
     size_t num;
     if (!engine || !PyArg_ParseTuple(args, "niii|i:owned", &count, &dtype, &form, &member, &cut_as))
         return NULL;
-    if (member < 0 || member >= hvdl_engine_num_ranks(engine) ||
+    if (member < 0 || member >= hvdl_engine_num_ranks(engine) || cut_as >= HVDL_NUM_DTYPES ||
         !hvdl_facts_of_kind(hvdl_is_kind_of_runs(form) ? form : HVDL_ALLREDUCE)->owners) {
-        PyErr_SetString(PyExc_ValueError, "owned: no such member, or a form without owners");
+        PyErr_SetString(PyExc_ValueError,
+                        "owned: no such member, or a form without owners, or cut_as out of range");
         return NULL;
     }
     if (to_owned_desc("owned", count, dtype, form, -1, &desc))
         return NULL;
-    if (cut_as >= HVDL_NUM_DTYPES) {
-        PyErr_SetString(PyExc_ValueError, "owned: cut_as out of range");
-        return NULL;
-    }
     if (cut_as >= 0)
         desc.cut_as = (uint8_t)cut_as;
     if (hvdl_engine_owned(engine, &desc, member, &ranges, &num))
         return PyErr_NoMemory();
-    PyObject *list = PyList_New((Py_ssize_t)num);
-    for (size_t i = 0; list && i < num; i++) {
-        PyObject *pair =
-            Py_BuildValue("(nn)", (Py_ssize_t)ranges[i].begin, (Py_ssize_t)ranges[i].end);
-        if (!pair)
-            Py_CLEAR(list);
-        else
-            PyList_SetItem(list, (Py_ssize_t)i, pair);
-    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < num; i++)
+        hvdl_py_append(
+            &list, Py_BuildValue("(nn)", (Py_ssize_t)ranges[i].begin, (Py_ssize_t)ranges[i].end));
     free(ranges);
     return list;
 }
+
+/* ---- Plan ---- */
+
+/* start(owner, weight=None, is_in_input=False) */
+static PyObject *plan_start(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    PlanObject *self = (PlanObject *)object;
+    hvdl_engine *engine = hvdl_py_engine(self->engine);
+    hvdl_operation *operation;
+    if (!engine)
+        return NULL;
+    if (num_args < 1 || num_args > 3) {
+        PyErr_Format(PyExc_TypeError, "start: 1 to 3 arguments expected, got %zd", num_args);
+        return NULL;
+    }
+    PyObject *owner = args[0];
+    bool has_weight = num_args > 1 && args[1] != Py_None;
+    hvdl_weight weight = {0.0, num_args > 2 && args[2] == Py_True};
+    if (has_weight)
+        weight.value = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!(weight.value >= 0.0 && weight.value < (double)INFINITY)) {
+        PyErr_SetString(PyExc_ValueError, "start: a weight is 0 or a positive, finite number");
+        return NULL;
+    }
+    hvdl_py_lend(engine, owner);
+    hvdl_err err =
+        hvdl_plan_start(engine, self->plan, has_weight ? &weight : NULL, owner, &operation);
+    if (hvdl_py_refused(err, owner, "plan", NULL))
+        return NULL;
+    return hvdl_py_operation(self->engine, object, NULL, operation);
+}
+
+static void plan_dealloc(PyObject *object)
+{
+    PlanObject *self = (PlanObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    /* NULL: it was refused. */
+    if (self->engine && self->engine->forks == hvdl_py_num_forks) {
+        hvdl_plan_release(self->engine->engine, self->plan);
+        hvdl_py_reap(self->engine->engine);
+    }
+    Py_XDECREF(self->engine);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef plan_methods[] = {
+    HVDL_PY_METHOD("start", plan_start, METH_FASTCALL),
+    {0},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_doc, "A collective prepared once and started many times."},
+    {0, NULL},
+};
+
+PyType_Spec hvdl_py_plan_spec = {
+    .name = "hvdlite._core.Plan",
+    .basicsize = sizeof(PlanObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = plan_slots,
+};
