@@ -7,7 +7,6 @@ twice costs more; so is every tensor with Adasum, whose dot products are over wh
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,8 +112,8 @@ class GroupedAllreduce(Allreduce):
         assert buffer is not None
         buffer.take(members)
         in_place = self.form[-1] == "_"
-        call = copy.copy(self)
-        call.form = "grouped_allreduce_"
+        how = self.op, self.prescale, self.postscale
+        call = Allreduce("grouped_allreduce_", name, self.process_set, how)
         handle = begin(team, call.posting(team, buffer.flat, name, group), wake)
         results: list[torch.Tensor] = []
 
