@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from hvdlite import _core
@@ -104,9 +106,12 @@ def _at_once(
     """In one call of the core. False: nothing was done, as it takes ordinary arguments only."""
     team = team_of("allreduce" if result is not None else "allreduce_", process_set)
     called = team.unnamed if name is None else name
-    failure = team.run_allreduce(
-        tensor, result, called, op, prescale, postscale, -1.0, place, last_line.due
-    )
+    given = tensor, result, called, op, prescale, postscale, -1.0, place
+    failure = team.run_allreduce(*given, last_line.due)
+    if failure is NotImplemented and last_line.clock() >= last_line.due:
+        # Now, and here: reports of where the ranks are put those together that wait in one line.
+        last_line.note()
+        failure = team.run_allreduce(*given, math.inf)
     if failure is not None and failure is not NotImplemented:
         raise HorovodInternalError(failure)
     return failure is None

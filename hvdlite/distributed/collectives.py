@@ -7,6 +7,7 @@ and the short ones of `ProcessGroup` (a tensor, a root, an op). Operation k of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,7 +139,9 @@ class Collectives(PointToPoint):
         if not opts.asyncOp and not waits.observed():
             # The short way, for ordinary tensors only.
             limit_s = arguments.seconds(opts.timeout, self.timeout_s)
-            given = tensor, tensor, self.next_name, *how, 1.0, limit_s, site(2), last_line.due
+            if last_line.clock() >= last_line.due:
+                last_line.note()
+            given = tensor, tensor, self.next_name, *how, 1.0, limit_s, site(2), math.inf
             if self._run(self.team.run_allreduce, *given) is None:
                 return DONE
         values = reducible("allreduce", tensor)

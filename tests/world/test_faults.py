@@ -87,7 +87,7 @@ def installed():
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("knobs", [{}, {"HVDLITE_FAULT": "kill@rank=7"}])
 def test_without_a_fault_of_the_rank_nothing_is_installed(world, knobs):
-    assert world.run(installed, knobs=knobs) == [([True] * 5, 0)] * 2
+    assert world.run(installed, knobs=knobs) == [([True] * 4, 0)] * 2
 
 
 def test_init_refuses_a_wrong_text(monkeypatch):
