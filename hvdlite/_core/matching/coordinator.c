@@ -69,7 +69,6 @@ static void answer(hvdl_engine *e, int host, hvdl_key key, int type, int tag, co
 static void free_agreement(hvdl_agreement *agreement)
 {
     free(agreement->hosts);
-
     free(agreement->payloads);
     free(agreement->rows);
     free(agreement);
@@ -82,6 +81,11 @@ static void answer_all(hvdl_engine *e, hvdl_agreement *agreement, int type, int 
         if (agreement->hosts[h])
             answer(e, h, agreement->key, type, tag, payload, bytes);
     free_agreement(agreement);
+}
+
+static void refuse(hvdl_engine *e, hvdl_agreement *agreement, const char *text)
+{
+    answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
 }
 
 /* The sum, or the root's data, of a tiny operation; into scratch. Returns its size. */
@@ -166,23 +170,23 @@ static void call_joined_hosts(hvdl_engine *e, const hvdl_agreement *agreement, i
     }
 }
 
-void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
+/* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
+static void decide(hvdl_engine *e, hvdl_agreement *agreement)
 {
     hvdl_control *control = e->control;
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
     bool differ = agreement->variants.count > 1;
-    bool refuse = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
-    e->callbacks->decided(e, agreement->key, !differ && !refuse);
+    bool is_absent = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
+    e->callbacks->decided(e, agreement->key, !differ && !is_absent);
+    char text[HVDL_TEXT_BYTES];
     if (differ) {
-        char text[HVDL_TEXT_BYTES];
         hvdl_variants_describe(&agreement->variants, &e->placement.naming, text);
-        answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
+        refuse(e, agreement, text);
         return;
     }
-    if (refuse) {
-        char text[HVDL_TEXT_BYTES];
+    if (is_absent) {
         hvdl_describe_absent(e, desc, agreement->absent, text);
-        answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
+        refuse(e, agreement, text);
         return;
     }
     if (desc->place == HVDL_ORDERED && agreement->absent >= 0) {
@@ -199,17 +203,14 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
         answer_all(e, agreement, HVDL_MSG_RESULT, 0, e->control->coordinator.scratch, bytes);
         return;
     }
-    if (hvdl_sends_both_splits(desc)) {
-        char text[HVDL_TEXT_BYTES];
-        if (hvdl_splits_differ(e, agreement->rows, agreement->variants.variants[0].site, text)) {
-            answer_all(e, agreement, HVDL_MSG_FAILED, 0, text, strlen(text) + 1);
-            return;
-        }
+    if (hvdl_sends_both_splits(desc) &&
+        hvdl_splits_differ(e, agreement->rows, agreement->variants.variants[0].site, text)) {
+        refuse(e, agreement, text);
+        return;
     }
-    char too_many[HVDL_TEXT_BYTES];
     bool is_plan = desc->kind == HVDL_PLAN;
-    if (is_plan && !hvdl_has_tag_for_plan(e, too_many)) {
-        answer_all(e, agreement, HVDL_MSG_FAILED, 0, too_many, strlen(too_many) + 1);
+    if (is_plan && !hvdl_has_tag_for_plan(e, text)) {
+        refuse(e, agreement, text);
         return;
     }
     int tag = hvdl_next_tag(e, is_plan);
@@ -244,7 +245,7 @@ bool hvdl_decide_waiting(hvdl_engine *e)
     if (!agreement)
         return false;
     e->control->coordinator.waiting = agreement->next;
-    hvdl_decide(e, agreement);
+    decide(e, agreement);
     return true;
 }
 
@@ -336,7 +337,7 @@ void hvdl_on_posted(hvdl_engine *e, const hvdl_message *head, const void *payloa
     if (!is_complete(e, agreement))
         return;
     hvdl_table_remove(&e->control->coordinator.open, &agreement->by_key);
-    hvdl_decide(e, agreement);
+    decide(e, agreement);
 }
 
 bool hvdl_is_open(const hvdl_engine *e, hvdl_key key, int host)
@@ -367,7 +368,7 @@ void hvdl_decide_complete(hvdl_engine *e)
     while (complete) {
         hvdl_agreement *agreement = complete;
         complete = agreement->next;
-        hvdl_decide(e, agreement);
+        decide(e, agreement);
     }
 }
 
@@ -381,8 +382,7 @@ void hvdl_control_fail_open(hvdl_engine *e)
             if (!hvdl_refuses(e, agreement->internal))
                 continue; /* what is matched is ended */
             hvdl_table_remove(open, &agreement->by_key);
-            answer_all(e, agreement, HVDL_MSG_FAILED, 0, e->failure.text,
-                       strlen(e->failure.text) + 1);
+            refuse(e, agreement, e->failure.text);
         }
 }
 

@@ -10,8 +10,6 @@ void hvdl_control_posted(hvdl_engine *engine, hvdl_meeting *meeting);
 void hvdl_control_fail_open(hvdl_engine *engine);
 void hvdl_on_posted(hvdl_engine *engine, const hvdl_message *message, const void *payload);
 void hvdl_on_answer(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-/* All hosts have posted it, or joined, or a tag is free for it: it is answered, or waits for a tag. */
-void hvdl_decide(hvdl_engine *engine, hvdl_agreement *agreement);
 /* Host 0: numbers an operation that stays on devices, for its coordinator. */
 void hvdl_on_order(hvdl_engine *engine, int host, hvdl_key key);
 /* The coordinator: it has the number, and tells all. */
