@@ -41,7 +41,7 @@ class Alltoall(Call):
 
         def padded(result: Any, _: int) -> torch.Tensor:
             back: torch.Tensor = result[0]
-            # The last rows were sent to nobody.
+            # No rank was sent the last rows.
             rest = back.new_zeros((num_rows - len(back), *back.shape[1:]))
             return torch.cat((back, rest)) if len(rest) else back
 

@@ -47,7 +47,7 @@ bool hvdl_drain_queue(hvdl_engine *e)
         if (plan->ready)
             hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_RELEASE, .id = plan->id}, NULL, 0);
         else
-            hvdl_plan_free(e, plan); /* its making failed: nobody else knows it */
+            hvdl_plan_free(e, plan); /* its making failed: no other rank has it */
     }
     return true;
 }

@@ -39,7 +39,7 @@ typedef struct {
     int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report; STANDS,
                   * STANDING: of the question */
     int32_t rank,
-        clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED one who has joined */
+        clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED a rank that has joined */
     int16_t internal;    /* POSTED: of the engine's own operations */
     uint16_t site_bytes; /* of the last variant's site, with its NUL, that travel */
     uint64_t epoch;      /* POSTED */

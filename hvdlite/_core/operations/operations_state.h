@@ -63,7 +63,7 @@ struct hvdl_operation {
     char *zeros;  /* of a rank that has joined: its input and output */
     bool counted; /* in its plan's num_active */
     char *work;   /* the result, where it is not the caller's memory */
-    /* allgather, alltoall: rows that come from each rank; else what is said of a result */
+    /* allgather, alltoall: rows that come from each rank; else a number that the result comes with */
     int64_t *all_rows;
     int num_rows;
     hvdl_parts parts;
@@ -126,7 +126,7 @@ typedef struct {
     uint64_t num_operations, last_number;
     uint64_t next_turn; /* of operations that the engine only agrees on; one host */
     bool closed;
-    bool undriven;             /* and nobody drives any more */
+    bool undriven;             /* and no thread drives the engine any more */
     _Atomic bool queued;       /* the queue or released_plans is not empty */
     _Atomic bool has_dead;     /* orphans or dead_owners is not empty */
     _Atomic int num_in_flight; /* operations that have not ended */
