@@ -19,7 +19,7 @@ typedef struct {
     _Atomic bool busy;             /* there is background work: sends, releases */
     _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
     _Atomic bool
-        has_more; /* a roll call, a text to give up with, messages: set behind what tells of them */
+        has_more; /* a caller who asks who is missing, a text to give up with, messages: set behind what tells of them */
     /* the driver's */
     uint64_t sweeps;
     int idle_looks;         /* since anything moved */
@@ -31,7 +31,7 @@ typedef struct {
  * helps to end what is under way: longer, so that those have looked meanwhile. */
 #define HVDL_IDLE_LOOK_NS 2000000000
 #define HVDL_DRAIN_NS 2400000000
-/* A leader: more often, as other hosts take one that does not answer (silence.h) for stopped. */
+/* A leader: more often, as other hosts take one that does not answer (roll_call.h) for stopped. */
 #define HVDL_LEADER_IDLE_LOOK_NS 500000000
 
 hvdl_err hvdl_driving_start(hvdl_engine *engine);

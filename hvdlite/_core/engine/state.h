@@ -17,7 +17,6 @@
 #include "engine/drive.h"
 #include "engine/engine.h"
 #include "engine/giving_up.h"
-#include "watching/inquiries.h"
 #include "matching/join.h"
 #include "operations/black_box.h"
 #include "operations/operations.h"
@@ -29,11 +28,8 @@
 #include "operations/recording.h"
 #include "courses/reducescatter.h"
 #include "matching/replay.h"
-#include "watching/roll_call.h"
 #include "courses/rows.h"
-#include "watching/silence.h"
 #include "watching/stall.h"
-#include "watching/standstill.h"
 #include "transfers/transfers.h"
 
 typedef struct hvdl_course hvdl_course;   /* phases.h */
@@ -126,14 +122,10 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
-    hvdl_inquiries inquiries;
-    hvdl_silence silence;
-    hvdl_standstill standstill;
     hvdl_transfers transfers;
     hvdl_failure failure;
-    hvdl_roll_calls roll_calls; /* any thread */
-    hvdl_giving_up giving_up;   /* any thread */
-    hvdl_control *control;      /* several hosts; else NULL */
+    hvdl_giving_up giving_up; /* any thread */
+    hvdl_control *control;    /* several hosts; else NULL */
 };
 
 /* ---- small facts ---- */

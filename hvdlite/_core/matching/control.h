@@ -1,5 +1,5 @@
 /* Messages between the leaders of the hosts: control.c moves them; coordinator.c (agreement), tags.c, join.c,
- * inquiries.c and silence.c say what is in them. */
+ * roll_call.c and giving_up.c say what is in them. */
 #ifndef HVDL_CONTROL_H
 #define HVDL_CONTROL_H
 
@@ -26,17 +26,9 @@ enum {
     HVDL_MSG_ZERO,
     HVDL_MSG_RUN,
     HVDL_MSG_RUNS,
-    HVDL_MSG_STALLED,
-    HVDL_MSG_HEARD,
-    HVDL_MSG_SPOKEN,
-    HVDL_MSG_ASK,
-    HVDL_MSG_STATUS,
     HVDL_MSG_GIVE_UP,
     HVDL_MSG_ROLL_CALL,
     HVDL_MSG_ROLL_ANSWER,
-    HVDL_MSG_STANDS,
-    HVDL_MSG_STANDING,
-    HVDL_MSG_STOOD,
     HVDL_MSG_FREE,
     HVDL_MSG_SHORT
 };
@@ -44,16 +36,14 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report; STANDS,
-                  * STANDING: of the question */
+    int32_t tag; /* START; TURN: the number */
     int32_t rank,
         clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED one who has joined */
     int16_t internal;    /* POSTED: of the engine's own operations */
     uint16_t site_bytes; /* of the last variant's site, with its NUL, that travel */
     uint64_t epoch;      /* POSTED */
     uint64_t clock;      /* the sender's, see hvdl_control.clock */
-    uint64_t
-        run; /* RUN, HEARD, SPOKEN, ASK, STATUS, STANDS: its number; RUNS: how many there are */
+    uint64_t run;        /* RUN: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */
@@ -268,31 +258,14 @@ void hvdl_on_done(hvdl_engine *engine, int number);
 /* All hosts have freed the plan with this tag. */
 void hvdl_on_free(hvdl_engine *engine, int tag);
 
-/* ---- inquiries.c ---- */
-
-/* The coordinator has an answer: no rank waits any more. goes_on: it is no error. */
-void hvdl_stall_decided(hvdl_engine *engine, hvdl_key key, bool goes_on);
-void hvdl_on_stalled(hvdl_engine *engine, int host, const void *payload);
-/* The host that asked for it has said this report itself. */
-void hvdl_on_spoken(hvdl_engine *engine, hvdl_key key, uint64_t run, int report);
-void hvdl_on_ask(hvdl_engine *engine, int host, hvdl_key key, uint64_t run);
-void hvdl_on_status(hvdl_engine *engine, int host, hvdl_key key, uint64_t run, const void *payload);
-void hvdl_on_give_up(hvdl_engine *engine, const void *reason, size_t bytes);
-
 /* ---- roll_call.c ---- */
 
 void hvdl_on_roll_call(hvdl_engine *engine, int host, const void *payload, size_t bytes);
 void hvdl_on_roll_answer(hvdl_engine *engine, int host, const void *payload, size_t bytes);
 
-/* ---- silence.c ---- */
+/* ---- giving_up.c ---- */
 
-void hvdl_on_heard(hvdl_engine *engine, const hvdl_message *message);
-
-/* ---- standstill.c ---- */
-
-void hvdl_on_stands(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-void hvdl_on_standing(hvdl_engine *engine, const hvdl_message *message, const void *payload);
-void hvdl_on_stood(hvdl_engine *engine, const char *text);
+void hvdl_on_give_up(hvdl_engine *engine, const void *reason, size_t bytes);
 
 /* ---- join.c ---- */
 

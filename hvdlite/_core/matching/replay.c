@@ -8,6 +8,7 @@
 #include "matching/leaving.h"
 #include "matching/tiny.h"
 #include "matching/weights.h"
+#include "watching/roll_call.h"
 
 hvdl_meeting *hvdl_meeting_by_key(hvdl_engine *e, hvdl_key key)
 {
@@ -427,8 +428,6 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
-    case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
-    case HVDL_ENTRY_TAKEN: hvdl_read_taken(e, entry); return;
     case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
     case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
     case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;

@@ -5,7 +5,6 @@
 #include "base/descriptors.h"
 #include "base/table.h"
 #include "engine/engine.h"
-#include "watching/stall.h"
 
 /* What the ranks of this host have posted under one key: the same on each of them, because it is made
  * from the journal. In `by_key` until all have posted, in `by_id` until the operation has ended here. */
@@ -25,7 +24,6 @@ typedef struct hvdl_meeting {
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
     uint64_t epoch;            /* of join.c, when it began */
-    hvdl_reporting reporting;  /* stall.c */
     int coordinator;           /* the host whose leader was asked and has not answered, or -1 */
     bool internal;             /* of the engine's own operations: a joined rank takes part itself */
     bool has_sites;            /* of some of the host's ranks */

@@ -126,6 +126,7 @@ void hvdl_operation_free(hvdl_operation *op)
 {
     free(op->name);
     free(op->error);
+    free(op->stall.answer);
     free(op->all_rows);
     if (has_extras(op))
         free_extras(op);
@@ -204,7 +205,6 @@ static void leave_child(hvdl_operation *op)
 void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
     hvdl_operation *parent = op->parent;
-    hvdl_heed_verdict(e); /* of the others, while this rank was stopped */
     if (e->failure.broken && !text)
         text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
     if (e->stall.told)

@@ -188,7 +188,6 @@ PyObject *hvdl_py_operation(EngineObject *engine, PyObject *plan, PyObject *shap
 PyObject *hvdl_py_operation_wait(PyObject *operation, PyObject *const *args, Py_ssize_t num_args,
                                  PyObject *keywords);
 PyObject *hvdl_py_operation_drive(PyObject *operation, PyObject *limit_s);
-PyObject *hvdl_py_operation_missing(PyObject *operation, PyObject *unused);
 PyObject *hvdl_py_run(PyObject *engine, PyObject *const *args, Py_ssize_t num_args,
                       PyObject *keywords);
 /* Posts it and waits: None, or the text of the failure. seconds: negative: no limit. NULL: an exception. */

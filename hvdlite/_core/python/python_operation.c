@@ -283,7 +283,6 @@ static PyMethodDef operation_methods[] = {
     {"wait", (PyCFunction)(void (*)(void))hvdl_py_operation_wait, METH_FASTCALL | METH_KEYWORDS,
      NULL},
     {"drive", hvdl_py_operation_drive, METH_O, NULL},
-    {"missing", hvdl_py_operation_missing, METH_NOARGS, NULL},
     {"label", operation_label, METH_NOARGS, NULL},
     {"rows", operation_rows, METH_NOARGS, NULL},
     {"capsule", operation_capsule, METH_NOARGS, NULL},

@@ -1,60 +1,56 @@
-/* The stall check: which ranks wait for which. The driver. */
+/* The stall check: operations that wait for too long are reported, with the ranks that keep them back, and after
+ * another limit everything fails. The driver.
+ *
+ * An operation is late if ranks have not posted it. If all have, and no block, message or piece of any operation
+ * moves on this host, it stands still. */
 #ifndef HVDL_STALL_H
 #define HVDL_STALL_H
+
+#include <pthread.h>
 
 #include "base/descriptors.h"
 #include "engine/engine.h"
 #include "host/shm.h"
 
-typedef struct hvdl_due hvdl_due;
+struct hvdl_roll_call;
 
 /* The question about what all ranks call once for each batch. */
 extern const char hvdl_uneven[];
 
-/* A late operation, in the journal and in messages. */
-typedef struct {
-    hvdl_key key;
-    uint64_t run; /* of a plan: its number */
-    uint64_t age_ns;
-    int32_t kind;
-    int32_t gives_up;    /* the limit after which everything fails has passed, too */
-    int32_t report;      /* it is reported again and again: from 0 */
-    int32_t attempt;     /* at this report, from 0: the ranks that should have spoken did not */
-    int32_t comes_again; /* hvdl_comes_again */
-    int32_t is_asked;    /* between hosts: the reporting host waits for the coordinator's answer */
-    int32_t in_words;
-    char name[128];             /* or words; plain */
-    char site[HVDL_SITE_BYTES]; /* where the reporting rank's script calls it; empty: not known */
-} hvdl_late;
-
 #define HVDL_NUM_REDUCED 128 /* a power of two */
 
-/* Written by stall.c. */
+/* Written by stall.c, but for the first four. */
 typedef struct {
-    hvdl_due *due, *due_last;
-    hvdl_shm_last *survey; /* what the ranks of this host last did */
-    uint64_t next_look_ns;
-    bool told; /* something has been late: what ends may have been reported */
+    struct hvdl_roll_call *calls; /* roll_call.c: under way */
+    uint64_t num_calls;           /* the same: ever */
+    bool *silent;         /* the same: by host: it did not answer, and nothing has come since */
+    hvdl_shm_last *lasts; /* missing.c: what the ranks of this host last did */
+    uint64_t next_look_ns, looked_ns;
+    uint64_t
+        ran_ns;     /* for how long this rank has been running: a pause of it is nobody's silence */
+    uint64_t place; /* a hash of how far all operations of this host were at the last look */
+    uint64_t still_ns; /* of ran_ns: how long it has not changed */
+    int num_still;     /* reports of that */
+    bool told;         /* there were calls: what ends may have one, or have been reported */
     uint64_t
         reduced[HVDL_NUM_REDUCED]; /* keys of allreduces that have ended well, each in its slot */
+    pthread_mutex_t lock;          /* of the answers to callers */
+    _Atomic bool wanted;           /* any thread: a caller wants one */
 } hvdl_stall;
 
 /* Of one operation. Written by stall.c. */
 typedef struct {
-    bool announced; /* its report is in the journal, and not read yet */
-    bool said;      /* this rank reported it, and it had no meeting to note that in */
+    struct hvdl_roll_call *call; /* under way, or NULL */
+    int num_reports;             /* that were due, here or on a host that asks */
+    int told_by;                 /* the host that has the last of them to make */
+    bool said;                   /* this rank has made one */
+    uint64_t next_ns;            /* not before */
+    _Atomic bool wanted;         /* any thread: a caller wants to know who is missing */
+    char *answer;                /* under stall.lock */
 } hvdl_lateness;
 
-/* Of one meeting: the journal says so, but for the times and `said`. Written by stall.c. */
-typedef struct {
-    int num_reports; /* that have begun */
-    bool given_up;   /* and so has failing everything */
-    int attempt;     /* of the last one */
-    int speaker;     /* local rank: that must speak now */
-    bool taken;      /* it has */
-    uint64_t since_ns;
-    bool said; /* this rank has reported it */
-} hvdl_reporting;
+hvdl_err hvdl_stall_make(hvdl_engine *engine);
+void hvdl_stall_free(hvdl_engine *engine);
 
 hvdl_shm_last hvdl_activity_of(const hvdl_operation *operation, hvdl_activity activity);
 /* An allreduce has ended well. */
@@ -67,19 +63,16 @@ bool hvdl_comes_again(const hvdl_engine *engine, const hvdl_operation *operation
 const char *hvdl_put_uneven(const char *text, char to[HVDL_TEXT_BYTES]);
 /* For the other ranks of the host to read, with the time. */
 void hvdl_note_activity(hvdl_engine *engine, hvdl_shm_last last);
+
+/* Whether a report is due of what has waited for so long, if the first one is due after `first_ns` (0: never). */
+bool hvdl_report_is_due(uint64_t first_ns, uint64_t age_ns, int report);
 /* Looks for operations that are late, now and then. */
 void hvdl_stall_look(hvdl_engine *engine);
-void hvdl_read_reported(hvdl_engine *engine, const hvdl_entry *entry);
-void hvdl_read_taken(hvdl_engine *engine, const hvdl_entry *entry);
-/* Says what is due of this host's ranks, if enough of the journal can be read. *progressed is set,
- * never cleared. */
-void hvdl_stall_tell(hvdl_engine *engine, bool *progressed);
-/* Describes this host's ranks to the coordinator on `host` that asks, when that is due. */
-void hvdl_describe_to(hvdl_engine *engine, int host, const hvdl_late *what);
-/* An operation ends: the inquiries about it end, too. */
+/* If there are calls: ends those that all hosts have answered. */
+void hvdl_stall_step(hvdl_engine *engine);
+/* If a caller wants it: asks for that caller. */
+void hvdl_stall_ask_for_callers(hvdl_engine *engine);
+/* An operation ends. */
 void hvdl_stall_ended(hvdl_engine *engine, hvdl_operation *operation, bool ok);
-/* Everything fails: all inquiries and reports end. */
-void hvdl_stall_end(hvdl_engine *engine);
-void hvdl_stall_free(hvdl_engine *engine);
 
 #endif
