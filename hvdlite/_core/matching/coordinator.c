@@ -172,7 +172,6 @@ void hvdl_decide(hvdl_engine *e, hvdl_agreement *agreement)
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
     bool differ = agreement->variants.count > 1;
     bool refuse = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
-    e->callbacks->decided(e, agreement->key, !differ && !refuse);
     if (differ) {
         char text[HVDL_TEXT_BYTES];
         hvdl_variants_describe(&agreement->variants, &e->placement.naming, text);
