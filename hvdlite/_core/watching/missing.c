@@ -77,7 +77,7 @@ static int told_by(hvdl_engine *e, const hvdl_meeting *meeting, const hvdl_quest
     if (!own || asked->gives_up)
         return hvdl_claim_report(e, meeting ? meeting->id : 0, asked, asked->host);
     int holder = own->num_reports > asked->report ? own->told_by : HVDL_TOLD_BY_NOBODY;
-    if (holder == e->placement.host && !own->call)
+    if (own->num_said > asked->report)
         return HVDL_TOLD_ALREADY;
     if (holder < 0 || holder > asked->host) {
         own->num_reports = asked->report + 1;

@@ -8,6 +8,7 @@
 #include "watching/missing.h"
 
 #define CALLERS_PATIENCE_NS 1000000000ull
+#define MAX_REPORTS 65536 /* of one operation */
 
 typedef struct {
     hvdl_answer head;
@@ -27,7 +28,8 @@ static bool read_question(const hvdl_engine *e, int host, const void *from, size
     if (bytes != sizeof *to)
         return false;
     memcpy(to, from, sizeof *to);
-    return to->host == host && to->local >= 0 && to->local < e->placement.host_sizes[host];
+    return to->host == host && to->local >= 0 && to->local < e->placement.host_sizes[host] &&
+           to->report >= 0 && to->report < MAX_REPORTS;
 }
 
 static bool read_answer(const hvdl_engine *e, const void *from, size_t bytes, whole_answer *to)
@@ -47,23 +49,38 @@ static bool read_answer(const hvdl_engine *e, const void *from, size_t bytes, wh
 #define CLAIM_HOST_BITS 16
 #define CLAIM_WHAT_BITS 24                      /* below it */
 #define ENDING ((uint64_t)1 << CLAIM_WHAT_BITS) /* of the one that ends everything */
+#define PROBES 8
+
+/* Where this claim stands, or has room: an old one goes if there is none. */
+static _Atomic uint64_t *find_claim(hvdl_engine *e, uint64_t claim)
+{
+    _Atomic uint64_t *claims = e->shm.control->claims, *room = NULL;
+    if (claim == ENDING)
+        return &claims[0];
+    size_t slot = 1 + (claim >> CLAIM_WHAT_BITS) % (HVDL_NUM_CLAIMS - PROBES);
+    for (size_t i = slot; i < slot + PROBES; i++) {
+        uint64_t found = atomic_load(&claims[i]);
+        if (found >> CLAIM_HOST_BITS == claim >> CLAIM_HOST_BITS)
+            return &claims[i];
+        if (!found && !room)
+            room = &claims[i];
+    }
+    return room ? room : &claims[slot];
+}
 
 int hvdl_claim_report(hvdl_engine *e, uint64_t what, const hvdl_question *asked, int host)
 {
     uint64_t about = hvdl_mix(what + (uint64_t)asked->kind) >> CLAIM_WHAT_BITS;
-    size_t slot = 1 + about % (HVDL_NUM_CLAIMS - 1);
     uint64_t claim = about << CLAIM_WHAT_BITS | (uint64_t)(asked->report & 255) << CLAIM_HOST_BITS;
-    if (asked->gives_up) {
-        slot = 0;
-        claim = ENDING;
-    }
-    _Atomic uint64_t *word = &e->shm.control->claims[slot];
-    uint64_t old = atomic_load(word), host_mask = ((uint64_t)1 << CLAIM_HOST_BITS) - 1;
+    uint64_t host_mask = ((uint64_t)1 << CLAIM_HOST_BITS) - 1;
+    claim = asked->gives_up ? ENDING : claim;
     for (;;) {
+        _Atomic uint64_t *word = find_claim(e, claim);
+        uint64_t old = atomic_load(word);
         int holder = (old & ~host_mask) == claim ? (int)(old & host_mask) : -1;
         if (holder >= 0 && (holder <= host || host == e->placement.host))
             return holder;
-        if (atomic_compare_exchange_weak(word, &old, claim | (uint64_t)host))
+        if (atomic_compare_exchange_strong(word, &old, claim | (uint64_t)host))
             return holder;
     }
 }

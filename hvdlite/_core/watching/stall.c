@@ -257,8 +257,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
         e->stall.still_ns = 0; /* from now on */
     if (asked->gives_up && (is_over || call->is_told)) {
         op->stall.next_ns = now + AGAIN_NS;
-        if (is_over)
-            hvdl_unclaim_end(e);
+        hvdl_unclaim_end(e);
     }
     if (is_over || (call->is_told && !asked->is_alone))
         return;
@@ -273,7 +272,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
         return;
     }
     hvdl_report(e, text);
-    op->stall.said = true;
+    op->stall.num_said = asked->report + 1;
 }
 
 static void answer_caller(hvdl_engine *e, const hvdl_roll_call *call)
@@ -310,10 +309,12 @@ void hvdl_stall_ended(hvdl_engine *e, hvdl_operation *op, bool ok)
     char text[HVDL_TEXT_BYTES];
     hvdl_writer to = {text, sizeof text, 0};
     hvdl_question goes_on = {.report = GOES_ON};
+    if (op->stall.call && op->stall.call->question.gives_up)
+        hvdl_unclaim_end(e);
     if (op->stall.call)
         hvdl_end_roll_call(e, op->stall.call);
     op->stall.call = NULL;
-    if (!ok || !op->stall.said || !op->meeting ||
+    if (!ok || !op->stall.num_said || !op->meeting ||
         hvdl_claim_report(e, op->meeting->id, &goes_on, e->placement.host) >= 0)
         return;
     put_title(op, &to);
@@ -346,15 +347,6 @@ static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how)
     op->stall.call = hvdl_call_roll(e, op, how);
 }
 
-/* A rank of this host before this one that waits, too, and runs. */
-static bool speaks_another(const hvdl_engine *e, const hvdl_meeting *meeting)
-{
-    for (int r = 0; r < e->placement.local; r++)
-        if (meeting->posted_by[r] && !e->join.joined[r] && !hvdl_quiet_ns(e, r))
-            return true;
-    return false;
-}
-
 /* If a report is due of what has waited for so long, and nobody else makes it. */
 static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind, uint64_t age_ns)
 {
@@ -374,8 +366,6 @@ static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind
     while (!how.gives_up && hvdl_report_is_due(first, age_ns, *count))
         ++*count;
     op->stall.told_by = e->placement.host;
-    if (kind == HVDL_CALL_LATE && !how.gives_up && speaks_another(e, op->meeting))
-        return;
     bool is_unheard = how.gives_up && how.is_alone; /* the others can't read of it either */
     if (!is_unheard &&
         hvdl_claim_report(e, is_still ? e->stall.place : what, &how, e->placement.host) >= 0) {

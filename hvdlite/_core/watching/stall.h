@@ -43,7 +43,7 @@ typedef struct {
     struct hvdl_roll_call *call; /* under way, or NULL */
     int num_reports;             /* that were due, here or on a host that asks */
     int told_by;                 /* the host that has the last of them to make */
-    bool said;                   /* this rank has made one */
+    int num_said;                /* of these, up to the last one that this rank has made */
     uint64_t next_ns;            /* not before */
     _Atomic bool wanted;         /* any thread: a caller wants to know who is missing */
     char *answer;                /* under stall.lock */
