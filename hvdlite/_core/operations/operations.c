@@ -156,55 +156,6 @@ hvdl_err hvdl_say_number(hvdl_operation *op, int64_t number)
     return HVDL_OK;
 }
 
-hvdl_err hvdl_finish_alone(hvdl_engine *e, hvdl_operation *op)
-{
-    const hvdl_desc *desc = &op->desc;
-    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
-    size_t bytes = hvdl_data_bytes(desc);
-    const void *input;
-    uint64_t begun_ns = hvdl_now_ns();
-    bool ordered = desc->place == HVDL_ORDERED;
-    char *output = op->outputs ? op->outputs[0] : op->output;
-    input = op->inputs ? op->inputs[0] : op->input;
-    if (e->failure.broken) {
-        op->error = strdup(e->failure.text);
-        op->finished = true;
-        atomic_store_explicit(&op->state, HVDL_FAILED, memory_order_release);
-        return HVDL_OK;
-    }
-    if (op->splits && facts->rows == HVDL_ROWS_BOTH) {
-        if (op->splits[0] != op->splits[1])
-            return HVDL_EINVAL;
-        bytes *= (size_t)op->splits[0];
-    }
-    if (facts->result == HVDL_RESULT_GATHERED || facts->result == HVDL_RESULT_NUMBER || ordered) {
-        hvdl_err err = hvdl_say_number(op, ordered ? (int64_t)hvdl_queue_turn(e) : 0);
-        if (err)
-            return err;
-    }
-    if (facts->result == HVDL_RESULT_GATHERED && !ordered) {
-        op->all_rows[0] = facts->rows == HVDL_ROWS_SPLITS ? op->splits[0] : op->rows;
-        bytes *= (size_t)op->all_rows[0];
-        if (posix_memalign((void **)&op->work, 64, bytes ? bytes : 1))
-            return HVDL_ENOMEM;
-        if (bytes)
-            memcpy(op->work, op->input, bytes);
-    } else if (bytes && facts->reduces) {
-        hvdl_scale scale = hvdl_weighted_scale(e, op);
-        hvdl_reduce(desc->dtype, HVDL_SUM, op->output, &input, 1, (size_t)desc->count, &scale);
-    } else if (bytes && output != input) {
-        memcpy(output, input, bytes);
-    }
-    op->number = hvdl_queue_number(e);
-    hvdl_record(&e->recording, op, HVDL_POSTED, op->posted_ns);
-    hvdl_record(&e->recording, op, HVDL_MATCHED, begun_ns);
-    hvdl_record(&e->recording, op, HVDL_RUNNING, begun_ns);
-    hvdl_record(&e->recording, op, HVDL_DONE, 0);
-    op->finished = true;
-    atomic_store_explicit(&op->state, HVDL_DONE, memory_order_release);
-    return HVDL_OK;
-}
-
 /* ---- posting: any thread ---- */
 
 static hvdl_err copy_splits(const hvdl_engine *e, const hvdl_posting *posting, hvdl_operation *op)
@@ -267,13 +218,7 @@ hvdl_err hvdl_engine_post(hvdl_engine *e, const hvdl_posting *posting, bool wake
         hvdl_operation_free(op);
         return err;
     }
-    if (e->config.num_ranks == 1) {
-        err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
-        if (!err)
-            hvdl_queue_count_alone(&e->queue);
-    } else {
-        err = hvdl_enqueue(e, op, wake);
-    }
+    err = hvdl_enqueue(e, op, wake);
     if (err)
         hvdl_operation_free(op);
     else

@@ -20,7 +20,7 @@ char *hvdl_keep_texts(const hvdl_posting *posting, const char **site, const char
 /* One that nobody knows yet; NULL: no memory. */
 hvdl_operation *hvdl_operation_new(const hvdl_posting *posting);
 void hvdl_operation_free(hvdl_operation *operation);
-/* In a world of one there is nothing to agree on. */
-hvdl_err hvdl_finish_alone(hvdl_engine *engine, hvdl_operation *operation);
+/* alone.c: in a world of one, in place of queueing it. */
+hvdl_err hvdl_run_alone(hvdl_engine *engine, hvdl_operation *operation);
 
 #endif

@@ -73,17 +73,7 @@ hvdl_err hvdl_plan_start(hvdl_engine *e, hvdl_plan *plan, const hvdl_weight *wei
     op->has_weight = weight != NULL;
     if (weight)
         op->weight = *weight;
-    hvdl_err err;
-    if (e->config.num_ranks == 1) {
-        if (weight && weight->is_in_input && weight->value > 0.0) {
-            op->num_weighted = plan->posting.num_weighted;
-            op->to_weighted = 1.0 / weight->value;
-        }
-        op->plan = NULL;
-        err = e->queue.closed ? HVDL_ECLOSED : hvdl_finish_alone(e, op);
-    } else {
-        err = hvdl_enqueue(e, op, true);
-    }
+    hvdl_err err = hvdl_enqueue(e, op, true);
     if (err)
         hvdl_operation_free(op);
     else

@@ -20,6 +20,8 @@ hvdl_err hvdl_enqueue(hvdl_engine *e, hvdl_operation *op, bool wake)
 {
     hvdl_queue *queue = &e->queue;
     hvdl_err err = HVDL_OK;
+    if (e->config.num_ranks == 1 && !op->transfer)
+        return hvdl_run_alone(e, op);
     pthread_mutex_lock(&queue->lock);
     hvdl_node *other = hvdl_table_first(&queue->in_flight, op->key.lo);
     while (other && !is_same(HVDL_CONTAINER(other, hvdl_operation, by_key), op))

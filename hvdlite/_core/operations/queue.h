@@ -14,10 +14,6 @@ uint64_t hvdl_queue_number(hvdl_engine *engine);
 
 /* The turn of an operation that the engine only agrees on. */
 uint64_t hvdl_queue_turn(hvdl_engine *engine);
-static inline void hvdl_queue_count_alone(hvdl_queue *queue)
-{
-    queue->num_operations++;
-}
 
 /* The driver. All that was queued, as lists; both may be NULL. */
 static inline void hvdl_queue_drain(hvdl_queue *queue, hvdl_operation **operations,

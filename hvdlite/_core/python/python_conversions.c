@@ -83,8 +83,9 @@ int hvdl_py_gather(const hvdl_py_signature *signature, PyObject *const *args, Py
                      signature->num, num_args);
         return -1;
     }
-    for (int i = 0; i < signature->num; i++)
-        given[i] = i < num_args ? args[i] : NULL;
+    if (num_args)
+        memcpy(given, args, (size_t)num_args * sizeof *given);
+    memset(given + num_args, 0, (size_t)(signature->num - num_args) * sizeof *given);
     for (Py_ssize_t i = 0; i < num_keywords; i++) {
         PyObject *keyword = PyTuple_GetItem(keywords, i);
         int at = place_of(signature, keyword);
@@ -95,18 +96,13 @@ int hvdl_py_gather(const hvdl_py_signature *signature, PyObject *const *args, Py
         }
         given[at] = args[num_args + i];
     }
-    for (int i = 0; i < signature->num_needed; i++)
+    for (Py_ssize_t i = num_args; i < signature->num_needed; i++)
         if (!given[i]) {
             PyErr_Format(PyExc_TypeError, "%s: the argument '%s' is missing", function,
                          signature->names[i].text);
             return -1;
         }
     return 0;
-}
-
-int hvdl_py_truth(PyObject *object)
-{
-    return object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object);
 }
 
 /* ---- conversions ---- */

@@ -45,11 +45,16 @@ typedef struct {
 /* What is to be done, and with which tensors. Never changed once it is made. */
 typedef struct {
     PyObject_HEAD hvdl_posting
-        posting;               /* its pointers, but for the name, are set when it is posted */
-    PyObject *name, *site;     /* site: or NULL */
-    PyObject *source, *result; /* tensors, tuples of tensors (python_parts.c), or NULL */
-    PyObject *splits;          /* a tensor or a tuple, or NULL */
-    PyObject *shape;           /* the source's, or NULL: there is none */
+        posting; /* its pointers, but for the name, are set when it is posted */
+    union {
+        struct {
+            PyObject *name, *site;     /* site: or NULL */
+            PyObject *source, *result; /* tensors, tuples of tensors (python_parts.c), or NULL */
+            PyObject *splits;          /* a tensor or a tuple, or NULL */
+            PyObject *shape;           /* the source's, or NULL: there is none */
+        };
+        PyObject *objects[6]; /* all of them */
+    };
 } PostingObject;
 
 /* How often this process was forked off another one since the module was loaded. */
@@ -124,7 +129,10 @@ double hvdl_py_factor(double value);
 /* A str of what may not be UTF-8. */
 PyObject *hvdl_py_decode(const char *text);
 /* As PyObject_IsTrue. */
-int hvdl_py_truth(PyObject *object);
+static inline int hvdl_py_truth(PyObject *object)
+{
+    return object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object);
+}
 /* The string's own text, without a NUL; what: for the exception. NULL: an exception. */
 const char *hvdl_py_text(PyObject *object, const char *what);
 /* The name, and the words that it may have: `hvdlite.words`. -1: an exception. */
@@ -177,14 +185,8 @@ int hvdl_py_holds_values(PyObject *tensor, PyObject *is_neg);
 /* NULL: there is no tensor. -1: an exception. */
 int hvdl_py_address_of(const hvdl_py_state *state, PyObject *tensor, void **to);
 
-typedef struct {
-    Py_ssize_t ndim;
-    int64_t count, rows;         /* count: of one row where there are rows */
-    int64_t dims[HVDL_MAX_DIMS]; /* as in a descriptor */
-} hvdl_py_shape;
-
-/* has_rows: the first dimension does not count, and is the rows. -1: an exception. */
-int hvdl_py_to_shape(PyObject *tuple, bool has_rows, hvdl_py_shape *to);
+/* Fills ndim, dims and count. has_rows: the first dimension does not count, and is *rows. -1: an exception. */
+int hvdl_py_put_shape(PyObject *tuple, bool has_rows, hvdl_desc *desc, int64_t *rows);
 /* Its elements; -1: an exception. */
 int64_t hvdl_py_count_of(const hvdl_py_state *state, PyObject *tensor);
 /* Of a contiguous, dense tensor with elements in host memory that holds their values: dtype and shape, and where

@@ -92,53 +92,34 @@ static PyObject *shape_of_tuple(const hvdl_py_state *state, const PostingObject 
     return Py_BuildValue("(L)", (long long)sum);
 }
 
-/* Fills count, ndim, dims and rows. */
-static int put_shape(hvdl_posting *posting, PyObject *tuple)
-{
-    hvdl_desc *desc = &posting->desc;
-    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
-    hvdl_py_shape shape = {.rows = 0};
-    bool has_rows = facts->rows == HVDL_ROWS_OWN || facts->rows == HVDL_ROWS_SPLITS;
-    if (hvdl_py_to_shape(tuple, has_rows, &shape))
-        return -1;
-    if (hvdl_works_on_rows(facts) && !shape.ndim) {
-        PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
-                     facts->name);
-        return -1;
-    }
-    desc->ndim = (uint8_t)(shape.ndim < 255 ? shape.ndim : 255);
-    desc->count = shape.count;
-    memcpy(desc->dims, shape.dims, sizeof desc->dims);
-    posting->rows = shape.rows;
-    return 0;
-}
-
 /* Of the tensor that the descriptor tells of, which takes the place of a copy's. None: barrier, join. */
 static int set_shape(hvdl_py_state *state, PostingObject *self, PyObject *tensor)
 {
     hvdl_desc *desc = &self->posting.desc;
+    const hvdl_kind_facts *facts = hvdl_facts_of(desc);
+    bool has_rows = facts->rows == HVDL_ROWS_OWN || facts->rows == HVDL_ROWS_SPLITS;
     Py_CLEAR(self->shape);
-    if (tensor == Py_None) {
-        memset(desc->dims, 0, sizeof desc->dims);
-        desc->ndim = 1;
-        desc->count = self->posting.rows = 0;
+    memset(desc->dims, 0, sizeof desc->dims);
+    desc->ndim = 1;
+    desc->count = self->posting.rows = 0;
+    if (tensor == Py_None)
         return 0;
-    }
-    PyObject *shape = PyTuple_Check(tensor) ? shape_of_tuple(state, self, tensor)
-                                            : PyObject_GetAttr(tensor, state->shape);
-    if (!shape || put_shape(&self->posting, shape)) {
-        Py_XDECREF(shape);
+    self->shape = PyTuple_Check(tensor) ? shape_of_tuple(state, self, tensor)
+                                        : PyObject_GetAttr(tensor, state->shape);
+    if (!self->shape || hvdl_py_put_shape(self->shape, has_rows, desc, &self->posting.rows))
+        return -1;
+    if (hvdl_works_on_rows(facts) && !desc->ndim) {
+        PyErr_Format(PyExc_ValueError, "%s takes no scalars: give it a first dimension",
+                     facts->name);
         return -1;
     }
-    self->shape = shape;
     return 0;
 }
 
-/* Keeps the tensor; of that which the descriptor tells of reads the shape. */
-static int set_tensor(hvdl_py_state *state, PostingObject *self, PyObject **at, PyObject *tensor)
+/* Keeps the tensor, and reads its shape if the descriptor tells of it. */
+static inline int set_tensor(hvdl_py_state *state, PostingObject *self, PyObject **at,
+                             PyObject *tensor, bool is_described)
 {
-    bool is_described =
-        hvdl_describes_result(hvdl_facts_of(&self->posting.desc)) == (at == &self->result);
     hvdl_py_keep(at, tensor == Py_None ? NULL : tensor);
     return is_described ? set_shape(state, self, tensor) : 0;
 }
@@ -165,11 +146,12 @@ static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const
     if (unnamed < 0 || (given[POST_KIND] && set_kind(desc, given[POST_KIND])) ||
         set_texts(self, given[POST_NAME], given[POST_SITE]))
         return -1;
+    bool of_result = hvdl_describes_result(hvdl_facts_of(desc));
 #define SET(field, set) (given[field] && (set))
     if (SET(POST_DTYPE,
             set_number(&desc->dtype, POST_DTYPE, given[POST_DTYPE], HVDL_NUM_DTYPES - 1)) ||
-        SET(POST_SOURCE, set_tensor(state, self, &self->source, given[POST_SOURCE])) ||
-        SET(POST_RESULT, set_tensor(state, self, &self->result, given[POST_RESULT])) ||
+        SET(POST_SOURCE, set_tensor(state, self, &self->source, given[POST_SOURCE], !of_result)) ||
+        SET(POST_RESULT, set_tensor(state, self, &self->result, given[POST_RESULT], of_result)) ||
         SET(POST_OP, set_number(&desc->op, POST_OP, given[POST_OP], HVDL_NUM_OPS - 1)) ||
         SET(POST_ROOT, hvdl_facts_of(desc)->has_root &&
                            hvdl_py_int(given[POST_ROOT], "root", 0, INT32_MAX, &desc->root)) ||
@@ -191,22 +173,19 @@ static int set_fields(hvdl_py_state *state, PostingObject *self, PyObject *const
 
 /* ---- the object ---- */
 
+#define NUM_OBJECTS ((int)(sizeof((PostingObject *)0)->objects / sizeof(PyObject *)))
+
 /* With what another one has; from: NULL: with nothing. */
 static PostingObject *new_posting(hvdl_py_state *state, const PostingObject *from)
 {
     PostingObject *self = PyObject_New(PostingObject, state->posting_type);
     if (!self)
         return NULL;
+    memset(&self->posting, 0, sizeof self->posting);
     if (from)
         self->posting = from->posting;
-    else
-        memset(&self->posting, 0, sizeof self->posting);
-    self->name = from ? Py_XNewRef(from->name) : NULL;
-    self->site = from ? Py_XNewRef(from->site) : NULL;
-    self->source = from ? Py_XNewRef(from->source) : NULL;
-    self->result = from ? Py_XNewRef(from->result) : NULL;
-    self->splits = from ? Py_XNewRef(from->splits) : NULL;
-    self->shape = from ? Py_XNewRef(from->shape) : NULL;
+    for (int i = 0; i < NUM_OBJECTS; i++)
+        self->objects[i] = from ? Py_XNewRef(from->objects[i]) : NULL;
     return self;
 }
 
@@ -256,12 +235,8 @@ static void posting_dealloc(PyObject *object)
 {
     PostingObject *self = (PostingObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_XDECREF(self->name);
-    Py_XDECREF(self->site);
-    Py_XDECREF(self->source);
-    Py_XDECREF(self->result);
-    Py_XDECREF(self->splits);
-    Py_XDECREF(self->shape);
+    for (int i = 0; i < NUM_OBJECTS; i++)
+        Py_XDECREF(self->objects[i]);
     PyObject_Free(self);
     Py_DECREF(type);
 }

@@ -48,16 +48,16 @@ bool hvdl_py_describe(const hvdl_py_state *state, PyObject *object, dl_tensor *t
 
 /* ---- shapes ---- */
 
-int hvdl_py_to_shape(PyObject *tuple, bool has_rows, hvdl_py_shape *to)
+int hvdl_py_put_shape(PyObject *tuple, bool has_rows, hvdl_desc *desc, int64_t *rows)
 {
     bool overflows = false, has_zero = false;
     if (!PyTuple_Check(tuple)) {
         PyErr_SetString(PyExc_TypeError, "shape must be a tuple");
         return -1;
     }
-    to->ndim = PyTuple_Size(tuple);
-    to->count = 1;
-    for (Py_ssize_t i = 0; i < to->ndim; i++) {
+    Py_ssize_t ndim = PyTuple_Size(tuple);
+    int64_t count = 1;
+    for (Py_ssize_t i = 0; i < ndim; i++) {
         long long dim = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
         if (dim < 0) {
             if (!PyErr_Occurred())
@@ -66,34 +66,34 @@ int hvdl_py_to_shape(PyObject *tuple, bool has_rows, hvdl_py_shape *to)
         }
         bool is_rows = has_rows && i == 0;
         if (is_rows)
-            to->rows = dim;
+            *rows = dim;
         else
-            overflows |= __builtin_mul_overflow(to->count, (int64_t)dim, &to->count);
+            overflows |= __builtin_mul_overflow(count, (int64_t)dim, &count);
         has_zero |= dim == 0;
         /* What does not fit is folded into the last one, so that it is still compared. */
         if (i < HVDL_MAX_DIMS)
-            to->dims[i] = is_rows ? -1 : dim;
+            desc->dims[i] = is_rows ? -1 : dim;
         else
-            to->dims[HVDL_MAX_DIMS - 1] =
-                (int64_t)((uint64_t)to->dims[HVDL_MAX_DIMS - 1] * 1000003 + (uint64_t)dim);
+            desc->dims[HVDL_MAX_DIMS - 1] =
+                (int64_t)((uint64_t)desc->dims[HVDL_MAX_DIMS - 1] * 1000003 + (uint64_t)dim);
     }
     if (overflows && !has_zero) {
         PyErr_SetString(PyExc_ValueError, "the tensor has 2^63 elements or more");
         return -1;
     }
+    desc->ndim = (uint8_t)(ndim < 255 ? ndim : 255);
     /* Where rows would be larger than any memory, no rank has one. */
-    if (overflows)
-        to->count = 0;
+    desc->count = overflows ? 0 : count;
     return 0;
 }
 
 int64_t hvdl_py_count_of(const hvdl_py_state *state, PyObject *tensor)
 {
+    hvdl_desc desc;
     PyObject *tuple = PyObject_GetAttr(tensor, state->shape);
-    hvdl_py_shape shape;
-    int failed = !tuple || hvdl_py_to_shape(tuple, false, &shape);
+    int failed = !tuple || hvdl_py_put_shape(tuple, false, &desc, NULL);
     Py_XDECREF(tuple);
-    return failed ? -1 : shape.count;
+    return failed ? -1 : desc.count;
 }
 
 /* ---- memory ---- */

@@ -114,11 +114,11 @@ PyObject *hvdl_py_operation_wait(PyObject *object, PyObject *const *args, Py_ssi
     static const hvdl_py_keyword name = NAME("timeout_s");
     static const hvdl_py_signature signature = {"wait", 0, 1, &name};
     OperationObject *self = (OperationObject *)object;
-    PyObject *given;
-    double seconds;
+    PyObject *given = NULL;
+    double seconds = -1.0;
     if (!hvdl_py_own_operation(self) ||
-        hvdl_py_gather(&signature, args, num_args, keywords, &given) ||
-        hvdl_py_limit(given, &seconds))
+        ((num_args || keywords) && (hvdl_py_gather(&signature, args, num_args, keywords, &given) ||
+                                    hvdl_py_limit(given, &seconds))))
         return NULL;
     return hvdl_py_wait_until(self->engine, self->operation, seconds);
 }
