@@ -24,37 +24,32 @@ from hvdlite.built import (
     nccl_built,
     rocm_built,
 )
-from hvdlite.collectives import (
+from hvdlite.collectives.allgather import (
     allgather,
     allgather_async,
-    allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    broadcast_object,
     grouped_allgather,
     grouped_allgather_async,
+)
+from hvdlite.collectives.allreduce import allreduce, allreduce_, allreduce_async, allreduce_async_
+from hvdlite.collectives.alltoall import alltoall, alltoall_async
+from hvdlite.collectives.barrier import barrier
+from hvdlite.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from hvdlite.collectives.grouped_allreduce import (
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+)
+from hvdlite.collectives.handles import poll, synchronize
+from hvdlite.collectives.join import join
+from hvdlite.collectives.objects import allgather_object, broadcast_object
+from hvdlite.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
-    join,
-    poll,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
 )
+from hvdlite.collectives.sparse import sparse_allreduce_async
 from hvdlite.compression import Compression
 from hvdlite.errors import HorovodInternalError, HvdliteError, RankError
 from hvdlite.observe.metrics import metrics

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.collectives import allreduce_
+from hvdlite.collectives.allreduce import allreduce_
 from hvdlite.ops import Max
 from hvdlite.world import world
 from hvdlite.world.process import c_handlers

@@ -27,7 +27,7 @@ from typing import IO, Any, TypeVar
 
 import cloudpickle
 
-from hvdlite.collectives import broadcast_object
+from hvdlite.collectives.objects import broadcast_object
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.registry import init
 from hvdlite.world import world

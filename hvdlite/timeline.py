@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.collectives import allgather_object, broadcast_object
 from hvdlite.collectives.barrier import barrier
+from hvdlite.collectives.objects import allgather_object, broadcast_object
 from hvdlite.observe import clocks, program, trace_file
 from hvdlite.observe.clocks import Offset
 from hvdlite.observe.trace_file import TraceFile, encoded

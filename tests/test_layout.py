@@ -64,7 +64,7 @@ optimizer    | hvdlite/optimizer/                     | for_hvdlite core words w
              |                                        | buckets checks observe shared
 asynchronous | hvdlite/asynchronous/                  | words world collectives shared
              |                                        | optimizer
-distributed  | hvdlite/distributed/                   | core words world observe
+distributed  | hvdlite/distributed/                   | core words world observe collectives
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | checks optimizer observe shared asynchronous
 report       | hvdlite/report/                        | for_hvdlite observe

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import begin
-from hvdlite.collectives.groups import Group
-from hvdlite.collectives.handles import Handle, synchronize
-from hvdlite.collectives.posting import (
-    buffers,
-    checked,
-    checked_compression,
-    differentiable,
-    factors,
-    label,
-    named,
-    reduce_op,
-)
+from hvdlite.collectives.calls import Call, Ended, Gradient
+from hvdlite.collectives.handles import Handle
+from hvdlite.collectives.posting import differentiable, reduce_op
 from hvdlite.compression import Compression, Compressor
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import waits
-from hvdlite.ops import ReduceOp
+from hvdlite.ops import Average, ReduceOp
 from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
 from hvdlite.world.telling import last_line
 
-_ALLREDUCE = _core.ALLREDUCE
-_posting = _core.posting
-_BOOL = _core.BOOL
-_none = Compression.none
-_Tensor = torch.Tensor
+
+class Allreduce(Call):
+    kind = _core.ALLREDUCE
+    memory = Call.same_shape
+
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
+        """The same allreduce, with the same op and factors."""
+        how = self.op, self.prescale, self.postscale
+        return Gradient(type(self)(self.form, name, self.process_set, how))
 
 
 def allreduce(
@@ -81,74 +73,43 @@ def allreduce(
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
         tensor([3., 6.])
     """
-    if compression is not _none:
-        checked_compression("allreduce", compression)
-        checked("allreduce", tensor)
-        tensor, ctx = compression.compress(tensor)
-    result = None
-    if differentiable(tensor):
-        result = _Allreduce.apply(  # type: ignore[no-untyped-call]
-            tensor,
-            name,
-            reduce_op(average, op),
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
-    elif (
+    if op is None and average is None:
+        op = Average
+    if (
         average is None
         and op.__class__ is ReduceOp
-        and tensor.__class__ is _Tensor
-        and tensor.is_cpu
+        and compression is Compression.none
+        and _core.dtype_of(tensor) >= 0
+        and not differentiable(tensor)
         and not waits.observed()
     ):
-        result = _fast(tensor, name, op, prescale_factor, postscale_factor, process_set)
-    if result is None:
-        result = synchronize(
-            start(
-                "allreduce",
-                tensor,
-                average,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-                False,
-            )
-        )
-    if compression is not _none:
-        result = compression.decompress(result, ctx)
-    return result
+        result = torch.empty_like(tensor)
+        at = site(2)
+        if _at_once(tensor, result, name, op, prescale_factor, postscale_factor, process_set, at):
+            return result
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce", name, process_set, how).run(tensor, compression)
 
 
-def _fast(
+def _at_once(
     tensor: torch.Tensor,
+    result: torch.Tensor | None,
     name: str | None,
     op: ReduceOp | None,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-) -> torch.Tensor | None:
-    """`allreduce` in one call of the core. None: nothing was done, and it takes another way."""
-    team = team_of("allreduce", process_set)
-    result = torch.empty_like(tensor)
-    outcome = team.run_allreduce(
-        tensor,
-        result,
-        team.unnamed if name is None else name,
-        op,
-        prescale,
-        postscale,
-        -1.0,
-        site(3),
-        last_line.due,
+    place: str,
+) -> bool:
+    """In one call of the core. False: nothing was done, as it takes ordinary arguments only."""
+    team = team_of("allreduce" if result is not None else "allreduce_", process_set)
+    called = team.unnamed if name is None else name
+    failure = team.run_allreduce(
+        tensor, result, called, op, prescale, postscale, -1.0, place, last_line.due
     )
-    if outcome is None:
-        return result
-    if outcome is not NotImplemented:
-        raise HorovodInternalError(outcome)
-    return None
+    if failure is not None and failure is not NotImplemented:
+        raise HorovodInternalError(failure)
+    return failure is None
 
 
 def allreduce_async(
@@ -172,17 +133,8 @@ def allreduce_async(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    return start(
-        "allreduce",
-        tensor,
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-    )
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce", name, process_set, how).start(tensor)
 
 
 def allreduce_(
@@ -213,37 +165,12 @@ def allreduce_(
         tensor([0.5000, 0.5000])
     """
     if average is None and op.__class__ is ReduceOp and not waits.observed():
-        # The fast path: one call of the core, which refuses all but ordinary arguments. One with a
-        # name has no site, which would cost a fifth of its time.
-        team = team_of("allreduce_", process_set)
-        outcome = team.run_allreduce(
-            tensor,
-            None,
-            team.unnamed if name is None else name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            -1.0,
-            site(2) if name is None else "",
-            last_line.due,
-        )
-        if outcome is None:
+        # One with a name has no site, which would cost a fifth of its time.
+        place = site(2) if name is None else ""
+        if _at_once(tensor, None, name, op, prescale_factor, postscale_factor, process_set, place):
             return tensor
-        if outcome is not NotImplemented:
-            raise HorovodInternalError(outcome)
-    return synchronize(  # type: ignore[no-any-return]
-        start(
-            "allreduce_",
-            tensor,
-            average,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-            False,
-        )
-    )
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce_", name, process_set, how).run(tensor)
 
 
 def allreduce_async_(
@@ -267,81 +194,5 @@ def allreduce_async_(
         >>> hvd.synchronize(handle)
         tensor([2., 2.])
     """
-    return start(
-        "allreduce_",
-        tensor,
-        average,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        True,
-    )
-
-
-def start(
-    form: str,
-    tensor: torch.Tensor,
-    average: bool | None,
-    name: str | None,
-    op: ReduceOp | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    wake: bool,
-    group: Group | None = None,
-) -> Handle:
-    """form: the function that the user called; in place if it ends in "_". group: the group it is
-    part of, if any."""
-    if average is not None or op.__class__ is not ReduceOp:
-        op = reduce_op(average, op)
-    team = team_of(form, process_set)
-    code = checked(form, tensor, op)
-    if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
-        prescale, postscale = factors(form, code, prescale, postscale)
-    source, result = buffers(form, tensor)
-    name, unnamed = named(team, name)
-    # Positional arguments, for speed: most allreduces pass here.
-    posting = _posting(
-        _ALLREDUCE,
-        name,
-        unnamed,
-        code,
-        source,
-        result,
-        op,
-        0,
-        prescale,
-        postscale,
-        None,
-        group,
-        0,
-        site(3),
-    )
-    return begin(team, posting, wake)
-
-
-class _Allreduce(torch.autograd.Function):
-    """Forward and backward are the same allreduce, with the same op and factors."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-    ) -> Any:
-        backward = f"{label('allreduce', name, process_set)}.grad"
-        ctx.arguments = (backward, _none, op, prescale, postscale, process_set)
-        return synchronize(
-            start("allreduce", tensor, None, name, op, prescale, postscale, process_set, False)
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        name, *rest = ctx.arguments
-        return allreduce(grad, None, name, *rest), None, None, None, None, None
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return Allreduce("allreduce_", name, process_set, how).start(tensor)

@@ -8,24 +8,46 @@ from typing import Any
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.devices import begin
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
 from hvdlite.collectives.handles import Handle, rows_of, synchronize
-from hvdlite.collectives.posting import (
-    checked,
-    differentiable,
-    label,
-    named,
-    no_rows,
-    readable,
-)
-from hvdlite.sites import site
-from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
+from hvdlite.collectives.posting import checked
+from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set
 from hvdlite.world.teams.team import Team
 
-_ALLTOALL = _core.ALLTOALL
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 Splits = torch.Tensor | Sequence[int] | None
+
+
+class Alltoall(Call):
+    kind = _core.ALLTOALL
+    has_rows = True
+
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
+        rows = _rows_to_send(tensor, self.own, team)
+        self.splits = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        return super().memory(team, tensor)
+
+    def handle(self, started: Handle) -> Handle:
+        return Handle(
+            started.operation,
+            finish=lambda: (synchronize(started), _like(self.own, rows_of(started))),
+        )
+
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
+        """The rows go back, with the received splits as splits."""
+        ((operation, tensor),) = ended
+        received, num_rows = operation.rows(), len(tensor)
+
+        def padded(result: Any, _: int) -> torch.Tensor:
+            back: torch.Tensor = result[0]
+            # The last rows were sent to nobody.
+            rest = back.new_zeros((num_rows - len(back), *back.shape[1:]))
+            return torch.cat((back, rest)) if len(rest) else back
+
+        return Gradient(
+            Alltoall("alltoall", name, self.process_set, own=received), from_result=padded
+        )
 
 
 def alltoall(
@@ -70,13 +92,8 @@ def alltoall(
         >>> hvd.alltoall(torch.tensor([0, 1, 2]), splits=[1, 2])
         (tensor([0, 0]), tensor([1, 1], dtype=torch.int32))
     """
-    if differentiable(tensor):
-        rows, counts = _Alltoall.apply(  # type: ignore[no-untyped-call]
-            tensor, splits, name, process_set
-        )
-    else:
-        rows, counts = synchronize(_start(tensor, splits, name, process_set, False))
-    return rows if splits is None else (rows, counts)
+    result: Any = Alltoall("alltoall", name, process_set, own=splits).run(tensor)
+    return result[0] if splits is None else result  # type: ignore[no-any-return]
 
 
 def alltoall_async(
@@ -97,24 +114,7 @@ def alltoall_async(
         >>> hvd.synchronize(handle)
         (tensor([ 1, 11]), tensor([1, 1], dtype=torch.int32))
     """
-    return _start(tensor, splits, name, process_set, True)
-
-
-def _start(
-    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, wake: bool
-) -> Handle:
-    team = team_of("alltoall", process_set)
-    code = checked("alltoall", tensor)
-    if not tensor.dim():
-        raise no_rows("alltoall")
-    rows = torch.tensor(_rows_to_send(tensor, splits, team), dtype=torch.int64, device="cpu")
-    source = readable(tensor)
-    name, unnamed = named(team, name)
-    posting = _core.posting(_ALLTOALL, name, unnamed, code, source, None, splits=rows, site=site(3))
-    handle = begin(team, posting, wake)
-    return Handle(
-        handle.operation, finish=lambda: (synchronize(handle), _like(splits, rows_of(handle)))
-    )
+    return Alltoall("alltoall", name, process_set, own=splits).start(tensor)
 
 
 def _rows_to_send(tensor: torch.Tensor, splits: Splits, team: Team) -> list[int]:
@@ -167,27 +167,3 @@ def _like(splits: Splits, counts: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(counts, dtype=splits.dtype, device=splits.device)
     dtype = torch.int32 if max(counts) <= _INT32_MAX else torch.int64
     return torch.tensor(counts, dtype=dtype, device="cpu")
-
-
-class _Alltoall(torch.autograd.Function):
-    """Backward: sends the rows back, with the received splits as splits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
-    ) -> Any:
-        backward = f"{label('alltoall', name, process_set)}.grad"
-        handle = _start(tensor, splits, name, process_set, False)
-        rows, counts = synchronize(handle)
-        ctx.mark_non_differentiable(counts)
-        ctx.arguments = rows_of(handle), backward, process_set
-        ctx.num_rows = len(tensor)
-        return rows, counts
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        back, _ = alltoall(grad, *ctx.arguments)
-        if len(back) < ctx.num_rows:  # the last rows were sent to nobody
-            rest = back.new_zeros((ctx.num_rows - len(back), *back.shape[1:]))
-            back = torch.cat((back, rest))
-        return back, None, None, None

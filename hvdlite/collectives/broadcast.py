@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.allreduce import allreduce
-from hvdlite.collectives.devices import begin
-from hvdlite.collectives.handles import Handle, synchronize
-from hvdlite.collectives.posting import (
-    buffers,
-    checked,
-    differentiable,
-    label,
-    named,
-)
+from hvdlite.collectives.allreduce import Allreduce
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
+from hvdlite.collectives.handles import Handle
 from hvdlite.ops import Average
-from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, as_int, global_process_set, team_of
 from hvdlite.world.teams.team import Team
 
-_BROADCAST = _core.BROADCAST
+
+class Broadcast(Call):
+    kind = _core.BROADCAST
+
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
+        self.root = checked_root(self.form, self.own, team, self.process_set)
+        return self.same_shape(team, tensor)
+
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
+        """Averaged on the root, zeros elsewhere."""
+        is_root = team_of(self.form, self.process_set).rank == self.root
+        return Gradient(
+            Allreduce(f"{form}allreduce", name, self.process_set, (Average, 1.0, 1.0)),
+            from_result=lambda result, _: result if is_root else torch.zeros_like(result),
+        )
 
 
 def broadcast(
@@ -55,13 +59,7 @@ def broadcast(
         >>> hvd.broadcast(torch.tensor([10 * hvd.rank()]), root_rank=1)
         tensor([10])
     """
-    if differentiable(tensor):
-        return _Broadcast.apply(  # type: ignore[no-any-return,no-untyped-call]
-            tensor, root_rank, name, process_set
-        )
-    return synchronize(  # type: ignore[no-any-return]
-        _start("broadcast", tensor, root_rank, name, process_set, False)
-    )
+    return Broadcast("broadcast", name, process_set, own=root_rank).run(tensor)
 
 
 def broadcast_async(
@@ -82,7 +80,7 @@ def broadcast_async(
         >>> hvd.synchronize(handle)
         tensor([10])
     """
-    return _start("broadcast", tensor, root_rank, name, process_set, True)
+    return Broadcast("broadcast", name, process_set, own=root_rank).start(tensor)
 
 
 def broadcast_(
@@ -106,9 +104,7 @@ def broadcast_(
         >>> hvd.broadcast_(tensor, root_rank=1)
         tensor([10])
     """
-    return synchronize(  # type: ignore[no-any-return]
-        _start("broadcast_", tensor, root_rank, name, process_set, False)
-    )
+    return Broadcast("broadcast_", name, process_set, own=root_rank).run(tensor)
 
 
 def broadcast_async_(
@@ -129,27 +125,7 @@ def broadcast_async_(
         >>> hvd.synchronize(handle)
         tensor([10])
     """
-    return _start("broadcast_", tensor, root_rank, name, process_set, True)
-
-
-def _start(
-    form: str,
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    wake: bool,
-) -> Handle:
-    """form: the function that the user called; in place if it ends in "_"."""
-    team = team_of(form, process_set)
-    code = checked(form, tensor)
-    root = checked_root(form, root_rank, team, process_set)
-    source, result = buffers(form, tensor)
-    name, unnamed = named(team, name)
-    posting = _core.posting(
-        _BROADCAST, name, unnamed, code, source, result, root=root, site=site(3)
-    )
-    return begin(team, posting, wake)
+    return Broadcast("broadcast_", name, process_set, own=root_rank).start(tensor)
 
 
 def checked_root(form: str, root_rank: object, team: Team, process_set: ProcessSet) -> int:
@@ -163,24 +139,3 @@ def checked_root(form: str, root_rank: object, team: Team, process_set: ProcessS
         else f"one of the members {list(team.ranks)}"
     )
     raise ValueError(f"{form}: root_rank={root_rank!r}, expected {expected}")
-
-
-class _Broadcast(torch.autograd.Function):
-    """Backward: averaged on the root, zeros elsewhere."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
-    ) -> Any:
-        backward = f"{label('broadcast', name, process_set)}.grad"
-        ctx.arguments = root_rank, backward, process_set
-        return synchronize(_start("broadcast", tensor, root_rank, name, process_set, False))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        root_rank, name, process_set = ctx.arguments
-        averaged = allreduce(grad, None, name, op=Average, process_set=process_set)
-        team = team_of("broadcast", process_set)
-        if team.ranks[team.rank] != root_rank:
-            averaged = torch.zeros_like(averaged)
-        return averaged, None, None, None

@@ -71,17 +71,15 @@ class Several:
     """Operations that share one handle. The first one finds disagreements: if it fails, the others
     may never end, as other ranks may not have posted them."""
 
-    __slots__ = ("_ended", "_operations")
+    __slots__ = ("_ended", "operations")
 
-    def __init__(
-        self, operations: Sequence[Waitable], ended: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, operations: Sequence[Any], ended: Callable[[], None] | None = None) -> None:
         """ended: called once, after the first wait."""
-        self._operations = operations
+        self.operations = operations
         self._ended = ended
 
     def poll(self) -> bool:
-        for operation in self._operations:
+        for operation in self.operations:
             if not operation.poll():
                 return False
             if operation.wait() is not None:
@@ -90,12 +88,17 @@ class Several:
 
     def label(self) -> tuple[str, str]:
         """That of the first operation, which has the group's name."""
-        return self._operations[0].label() if self._operations else ("group", "unnamed.")
+        return self.operations[0].label() if self.operations else ("group", "unnamed.")
 
-    def wait(self) -> str | None:
+    def drive(self, limit_s: float) -> bool:
+        """Waits for each for at most so long; whether all have ended."""
+        return all(operation.drive(limit_s) for operation in self.operations)
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        """timeout_s: for each, where they take one."""
         failure = None
-        for operation in self._operations:
-            failure = operation.wait()
+        for operation in self.operations:
+            failure = operation.wait() if timeout_s is None else operation.wait(timeout_s)
             if failure is not None:
                 break
         ended, self._ended = self._ended, None

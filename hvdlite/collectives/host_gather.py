@@ -8,6 +8,7 @@ import operator
 import torch
 
 from hvdlite import _core
+from hvdlite.collectives.host_sum import HostOperation
 from hvdlite.ops import DTYPES
 from hvdlite.world.teams.team import Team
 
@@ -17,29 +18,18 @@ _capsule = operator.methodcaller("capsule")
 _from_dlpack = torch._C._from_dlpack
 
 
-class HostGather:
-    """Every member makes it, posts it, and waits; then it has the rows of all. After an
-    interruption each method may be called again."""
+class HostGather(HostOperation):
+    """After a wait without failure it has the rows of all members."""
 
     def __init__(self, team: Team, name: str, tensor: torch.Tensor) -> None:
         """name: the same on every member. tensor: in host memory, contiguous; shaped as for
         `allgather`."""
         self._dtype = tensor.dtype
-        self._post = team.post
-        self._posting = _core.posting(_core.ALLGATHER, name, False, DTYPES[tensor.dtype], tensor)
+        kind = _core.ALLGATHER, name, False, DTYPES[tensor.dtype]
+        super().__init__(team, _core.posting(*kind, tensor))
         # Each empty until there is one.
-        self._operations: list[_core.Operation] = []
         self._capsules: list[object] = []
         self._results: list[torch.Tensor] = []
-
-    def post(self) -> None:
-        """Collective; does not block. Does nothing if it is posted already."""
-        if not self._operations:
-            self._operations.extend(map(self._post, (self._posting,)))
-
-    def wait(self) -> str | None:
-        """Returns when all members have posted it, or the text of the failure."""
-        return self._operations[0].wait()
 
     def rows(self) -> tuple[int, ...]:
         """After a wait without failure: the rows of each member."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from hvdlite import _core
-from hvdlite.collectives.handles import Handle, rows_of
 from hvdlite.errors import HorovodInternalError
 from hvdlite.world import world
 from hvdlite.world.teams.process_sets import as_int
-from hvdlite.world.teams.team import Team
 
 
 def join(device: int = -1) -> int:
@@ -59,10 +57,13 @@ def join(device: int = -1) -> int:
         if team.lane is not None:
             # Its transfers may still post operations, which must come before the join.
             team.lane.settle()
-    handles = [_start(team, team is not teams[0]) for team in teams]
+    operations = [
+        team.post(_core.posting(_core.JOIN, "join", False, _core.UINT8), team is not teams[0])
+        for team in teams
+    ]
     # Waits for all even if one fails: in a set where this rank still counts as joined, zeros would
     # stand in for its tensors.
-    failures = [handle.operation.wait() for handle in handles]
+    failures = [operation.wait() for operation in operations]
     for team, failure in zip(teams, failures, strict=True):
         if failure is None:
             # Its members have started different numbers of operations.
@@ -72,8 +73,4 @@ def join(device: int = -1) -> int:
             raise HorovodInternalError(failure)
     for tell in active.after_joining:
         tell()
-    return teams[0].ranks[rows_of(handles[0])[0]]
-
-
-def _start(team: Team, wake: bool) -> Handle:
-    return Handle(team.post(_core.posting(_core.JOIN, "join", False, _core.UINT8), wake))
+    return teams[0].ranks[operations[0].rows()[0]]

@@ -57,7 +57,8 @@ def send_object(
     """`broadcast_object`, called by `function`, which the user has called."""
     checked_root(function, root_rank, team_of(function, process_set), process_set)
     is_root = world.rank() == root_rank
-    payload, failure = _sendable(obj) if is_root else (_nothing(), None)
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+    payload, failure = _sendable(obj) if is_root else (nothing, None)
     size_bytes = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
     name = internal(function, name, process_set)
     size_name = type(name)(f"{name}.size")
@@ -183,10 +184,6 @@ def _sendable(obj: Any) -> tuple[torch.Tensor, BaseException | None]:
         buffer = io.BytesIO()
         pickle.dump(_Failure(f"rank {world.rank()}'s object can't be sent: ", error), buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8), failure
-
-
-def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _unpickled(operation: str, payload: torch.Tensor, rank: int) -> Any:

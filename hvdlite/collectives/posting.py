@@ -21,9 +21,8 @@ from hvdlite.ops import DTYPES, Adasum, Average, ReduceOp, Sum
 from hvdlite.world.teams.process_sets import ProcessSet, team_of
 from hvdlite.world.teams.team import Team
 
-_BOOL = _core.BOOL
+BOOL = _core.BOOL
 _dtype_of = _core.dtype_of
-_increment_version = torch.autograd.graph.increment_version
 
 
 class Unnamed(str):
@@ -63,6 +62,8 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     Raises:
         ValueError: Both are given, or `op` is not one of hvdlite's.
     """
+    if op.__class__ is ReduceOp and average is None:
+        return op
     if average is not None:
         if op is not None:
             raise ValueError("average and op are both given; leave out average, it is deprecated")
@@ -80,12 +81,12 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
     return op
 
 
-def checked(operation: str, tensor: torch.Tensor, op: ReduceOp | None = None) -> int:
+def checked(operation: str, tensor: torch.Tensor, op: object = None) -> int:
     """The core's number for the tensor's dtype, if the operation can be done at all."""
     code = _dtype_of(tensor)
     if code < 0:
         code = _checked_closely(operation, tensor)
-    if code == _BOOL and (op is Average or op is Adasum):
+    if code == BOOL and (op is Average or op is Adasum):
         raise UnsupportedError(f"{operation}: bool has no {op!r}; use op=Sum (or), op=Min (and)")
     return code
 
@@ -174,7 +175,7 @@ def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[f
             f"{operation}: prescale_factor={prescale!r} and postscale_factor={postscale!r}: "
             "expected two numbers (1.0 for no scaling)"
         ) from None
-    if code == _BOOL and pair != (1.0, 1.0):
+    if code == BOOL and pair != (1.0, 1.0):
         raise ValueError(
             f"{operation}: bool takes no scale factors, got prescale_factor={prescale!r} and "
             f"postscale_factor={postscale!r}"
@@ -198,21 +199,6 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_neg().contiguous()
-
-
-def buffers(form: str, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor to read, and the result to write, of the same size; they may be the same tensor.
-
-    form: the function that the user called; in place if it ends in "_".
-    """
-    if form[-1] == "_":
-        if tensor.is_neg() or not tensor.is_contiguous():
-            refuse_in_place(form, tensor)
-        # autograd may have saved the tensor: tells it that the tensor has changed.
-        _increment_version(tensor)
-        return tensor, tensor
-    source = readable(tensor)
-    return source, torch.empty_like(tensor) if source is tensor else source
 
 
 def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:

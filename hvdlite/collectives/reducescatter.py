@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from hvdlite import _core
-from hvdlite.collectives.allgather import allgather, grouped_allgather
-from hvdlite.collectives.devices import begin
-from hvdlite.collectives.groups import Group, backward_of, ending, parts_of, tensors_of
-from hvdlite.collectives.handles import Handle, synchronize, together
-from hvdlite.collectives.posting import (
-    checked,
-    checked_compression,
-    differentiable,
-    factors,
-    label,
-    named,
-    no_rows,
-    readable,
-    require_sum,
-)
+from hvdlite.collectives.allgather import Allgather
+from hvdlite.collectives.calls import Call, Ended, Gradient, Memory
+from hvdlite.collectives.handles import Handle
+from hvdlite.collectives.posting import readable, require_sum
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Average, ReduceOp, Sum
-from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
-_REDUCESCATTER = _core.REDUCESCATTER
-_BOOL = _core.BOOL
-_none = Compression.none
+
+class Reducescatter(Call):
+    kind = _core.REDUCESCATTER
+    has_rows = True
+
+    def check(self, team: Team, tensor: torch.Tensor) -> int:
+        require_sum(self.form, self.op)
+        return super().check(team, tensor)
+
+    def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
+        rows, more = divmod(tensor.shape[0], team.size)
+        shape = (rows + (team.rank < more), *tensor.shape[1:])
+        return readable(tensor), torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+
+    def gradient(self, form: str, name: str, ended: Ended) -> Gradient:
+        """Times the factors, and with Sum the number of members, as Horovod's; then gathered."""
+        size = team_of(self.form, self.process_set).size if self.op is Sum else 1
+        scale = size * float(self.prescale) * float(self.postscale)
+        call = Allgather(f"{form}allgather", name, self.process_set)
+        return Gradient(call, to_send=lambda grad: grad * scale)
 
 
 def reducescatter(
@@ -73,35 +78,8 @@ def reducescatter(
         >>> hvd.reducescatter(torch.tensor([1.0, 2.0, 3.0]), op=hvd.Sum)
         tensor([2., 4.])
     """
-    if compression is not _none:
-        checked_compression("reducescatter", compression)
-        checked("reducescatter", tensor)
-        tensor, ctx = compression.compress(tensor)
-    if differentiable(tensor):
-        result = _Reducescatter.apply(  # type: ignore[no-untyped-call]
-            tensor,
-            name,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
-    else:
-        result = synchronize(
-            _start(
-                "reducescatter",
-                tensor,
-                name,
-                op,
-                process_set,
-                prescale_factor,
-                postscale_factor,
-                False,
-            )
-        )
-    if compression is not _none:
-        result = compression.decompress(result, ctx)
-    return result  # type: ignore[no-any-return]
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("reducescatter", name, process_set, how).run(tensor, compression)
 
 
 def reducescatter_async(
@@ -124,9 +102,8 @@ def reducescatter_async(
         >>> hvd.synchronize(handle)
         tensor([2., 4.])
     """
-    return _start(
-        "reducescatter", tensor, name, op, process_set, prescale_factor, postscale_factor, True
-    )
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("reducescatter", name, process_set, how).start(tensor)
 
 
 def grouped_reducescatter(
@@ -153,27 +130,10 @@ def grouped_reducescatter(
         >>> hvd.grouped_reducescatter([torch.ones(2), torch.ones(3)], op=hvd.Sum)
         [tensor([2.]), tensor([2., 2.])]
     """
-    form = "grouped_reducescatter"
-    tensors = tensors_of(form, tensors)
-    if compression is not _none:
-        checked_compression(form, compression)
-        for tensor in tensors:
-            checked(form, tensor)
-        pairs = [compression.compress(tensor) for tensor in tensors]
-        tensors = [tensor for tensor, _ in pairs]
-    arguments = op, process_set, prescale_factor, postscale_factor
-    if any(map(differentiable, tensors)):
-        results = _GroupedReducescatter.apply(  # type: ignore[no-untyped-call]
-            name, *arguments, *tensors
-        )
-    else:
-        results = synchronize(_start_group(tensors, name, *arguments, False))
-    if compression is not _none:
-        results = [
-            compression.decompress(result, ctx)
-            for result, (_, ctx) in zip(results, pairs, strict=True)
-        ]
-    return list(results)
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("grouped_reducescatter", name, process_set, how).run_group(
+        tensors, compression
+    )
 
 
 def grouped_reducescatter_async(
@@ -197,120 +157,5 @@ def grouped_reducescatter_async(
         >>> hvd.synchronize(handle)
         [tensor([2.]), tensor([2., 2.])]
     """
-    return _start_group(tensors, name, op, process_set, prescale_factor, postscale_factor, True)
-
-
-def _start(
-    form: str,
-    tensor: torch.Tensor,
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-    wake: bool,
-    group: Group | None = None,
-) -> Handle:
-    """form: the function that the user called. group: the group it is part of, if any."""
-    team = team_of(form, process_set)
-    code = _checked(form, tensor, op)
-    if prescale.__class__ is not float or postscale.__class__ is not float or code == _BOOL:
-        prescale, postscale = factors(form, code, prescale, postscale)
-    source = readable(tensor)
-    rows, more = divmod(tensor.shape[0], team.size)
-    shape = (rows + (team.rank < more), *tensor.shape[1:])
-    result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    name, unnamed = named(team, name)
-    posting = _core.posting(
-        *(_REDUCESCATTER, name, unnamed, code, source, result, op),
-        prescale=prescale,
-        postscale=postscale,
-        group=group,
-        site=site(3),
-    )
-    return begin(team, posting, wake)
-
-
-def _start_group(
-    given: Iterable[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-    wake: bool,
-) -> Handle:
-    form = "grouped_reducescatter"
-    tensors = tensors_of(form, given)
-    team = team_of(form, process_set)
-    # All are checked before the first one is posted.
-    layout = tuple([(_checked(form, tensor, op), tensor.shape) for tensor in tensors])
-    for code, _ in layout:
-        prescale, postscale = factors(form, code, prescale, postscale)
-    parts = parts_of(team, "reducescatter", name, len(tensors), layout)
-    handles = [
-        _start(form, tensor, part, op, process_set, prescale, postscale, wake, group)
-        for tensor, (part, group) in zip(tensors, parts, strict=False)
-    ]
-    return together(handles, ending(team, "reducescatter", name, handles))
-
-
-def _checked(form: str, tensor: torch.Tensor, op: ReduceOp) -> int:
-    require_sum(form, op)
-    code = checked(form, tensor, op)
-    if not tensor.dim():
-        raise no_rows(form)
-    return code
-
-
-class _Reducescatter(torch.autograd.Function):
-    """Backward: the gradient times the factors (Horovod's, see `_scale`), gathered."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: ReduceOp,
-        process_set: ProcessSet,
-        prescale: float,
-        postscale: float,
-    ) -> Any:
-        arguments = op, process_set, prescale, postscale
-        backward = f"{label('reducescatter', name, process_set)}.grad"
-        result = synchronize(_start("reducescatter", tensor, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), backward, process_set
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        scale, name, process_set = ctx.arguments
-        return allgather(grad * scale, name, process_set), None, None, None, None, None
-
-
-class _GroupedReducescatter(torch.autograd.Function):
-    """As `_Reducescatter`, for each tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, *rest: Any) -> Any:
-        op, process_set, prescale, postscale, *tensors = rest
-        arguments = op, process_set, prescale, postscale
-        backward = f"{label('grouped_reducescatter', name, process_set)}.grad"
-        results = synchronize(_start_group(tensors, name, *arguments, False))
-        ctx.arguments = _scale(*arguments), backward, process_set
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        scale, name, process_set = ctx.arguments
-        gathered = backward_of(
-            grads,
-            lambda some: grouped_allgather([grad * scale for grad in some], name, process_set),
-        )
-        return None, None, None, None, None, *gathered
-
-
-def _scale(op: ReduceOp, process_set: ProcessSet, prescale: float, postscale: float) -> float:
-    """The factor of the gradient."""
-    size = team_of("reducescatter", process_set).size if op is Sum else 1
-    return size * float(prescale) * float(postscale)
+    how = op, prescale_factor, postscale_factor
+    return Reducescatter("grouped_reducescatter", name, process_set, how).start_group(tensors)

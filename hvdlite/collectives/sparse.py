@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from hvdlite.collectives.allgather import start
-from hvdlite.collectives.groups import ending, parts_of
-from hvdlite.collectives.handles import Handle, synchronize, together
+from hvdlite.collectives.allgather import Allgather
+from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import checked, require_sum
 from hvdlite.ops import Average, ReduceOp
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -66,12 +65,8 @@ def sparse_allreduce_async(
     team = team_of(form, process_set)
     # Two allgathers, but those of ranks with other shapes or ops must not match.
     layout = (code, int(op), tensor.shape, tensor.sparse_dim())
-    parts = parts_of(team, "allgather", name, 2, layout)
-    handles = [
-        start(form, part, part_name, process_set, True, group)
-        for part, (part_name, group) in zip((rows, values), parts, strict=False)
-    ]
-    gathered = together(handles, ending(team, "allgather", name, handles))
+    call = Allgather(form, name, process_set)
+    gathered = call.post_group(team, (rows, values), layout, True)
     shape, divisor = tensor.shape, team.size if op is Average else 1
 
     def finish() -> torch.Tensor:

@@ -5,25 +5,11 @@ Importing it registers the name; an installed hvdlite is registered by `import t
 
 from __future__ import annotations
 
+import sys
+
 import hvdlite_autoload
 from hvdlite import sites
-from hvdlite.distributed import (
-    arguments,
-    arrivals,
-    collectives,
-    creation,
-    cuda_calls,
-    dynamo,
-    futures,
-    monitored_barrier,
-    operators,
-    point_to_point,
-    postings,
-    process_group,
-    spans,
-    sparse,
-    work,
-)
+from hvdlite.distributed import dynamo, operators
 from hvdlite.distributed.creation import create_process_group
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.distributed.process_group import HvdliteProcessGroup
@@ -38,9 +24,6 @@ __all__ = [
 hvdlite_autoload.register()
 operators.register()
 
-for _module in (
-    *(arguments, arrivals, collectives, creation, cuda_calls, futures, monitored_barrier),
-    operators,
-    *(point_to_point, postings, process_group, sites, spans, sparse, work),
-):
-    dynamo.skip(_module)
+for _name, _module in list(sys.modules.items()):
+    if _name.startswith(f"{__name__}.") or _module is sites:
+        dynamo.skip(_module)

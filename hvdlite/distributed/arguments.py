@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,17 +20,12 @@ UNSET = AllreduceOptions().timeout
 
 _STRIDED = torch.strided
 _BITWISE = ("BAND", "BOR", "BXOR")
-_NAMES = {
-    ReduceOp.SUM: "SUM",
-    ReduceOp.AVG: "AVERAGE",
-    ReduceOp.MIN: "MIN",
-    ReduceOp.MAX: "MAX",
-    ReduceOp.PRODUCT: "PRODUCT",
-    ReduceOp.PREMUL_SUM: "SUM",
-    **{getattr(ReduceOp, name): name for name in _BITWISE},
-}
+_CALLED = {"AVG": "AVERAGE", "PREMUL_SUM": "SUM"}
 # The engine's number of each of c10d's ops.
-OPS: dict[Any, int] = {op: getattr(_core, name) for op, name in _NAMES.items()}
+OPS: dict[Any, int] = {
+    getattr(ReduceOp, name): getattr(_core, _CALLED.get(name, name))
+    for name in ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "PREMUL_SUM", *_BITWISE)
+}
 _REAL_OPS = {_core.SUM, _core.AVERAGE}
 _SUM = ReduceOp.SUM
 _PREMUL_SUM = ReduceOp.PREMUL_SUM
@@ -66,24 +61,22 @@ def seconds(timeout: timedelta, default_s: float) -> float:
     return default_s if timeout == UNSET else timeout.total_seconds()
 
 
-def reducible(form: str, tensor: Tensor) -> tuple[Tensor, int]:
-    """A contiguous tensor of the same values that the engine can reduce, and its dtype's number;
-    the tensor itself, or a view of it, where its memory has this form.
+def reducible(form: str, tensor: Tensor) -> Tensor:
+    """A contiguous tensor of the same values that the engine can reduce; the tensor itself, or a
+    view of it, where its memory has this form.
 
     Raises:
         ValueError: A dtype that can't be reduced, or a sparse tensor.
     """
-    code = DTYPES.get(tensor.dtype)
-    if code is not None and _is_plain(tensor):
-        return tensor, code
+    if tensor.dtype in DTYPES and _is_plain(tensor):
+        return tensor
     _check_dense(form, tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
-        code = DTYPES.get(tensor.dtype)
-    if code is None:
+    if tensor.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ValueError(f"{form}: {tensor.dtype} can't be reduced; expected one of {known}")
-    return tensor.detach().resolve_neg().contiguous(), code
+    return tensor.detach().resolve_neg().contiguous()
 
 
 def movable(form: str, tensor: Tensor) -> Tensor:
@@ -122,19 +115,26 @@ def _check_dense(form: str, tensor: Tensor) -> None:
         raise ValueError(f"{form}: a {tensor.layout} tensor; expected a dense one")
 
 
-def is_in_place(tensor: Tensor, flat: Tensor) -> bool:
-    """Whether what is written to `flat` (from `movable` or `reducible`) changes the tensor."""
-    return flat.numel() == 0 or flat.data_ptr() == tensor.data_ptr()
+def filling(tensors: Sequence[Tensor], result: Any) -> Callable[[Any], None] | None:
+    """What writes a result, which came from `movable`, `landing` or `reducible`, into those of the
+    tensors that do not share its memory; None: all do. result: a tuple has one for each tensor.
+    """
+    flats = result if isinstance(result, tuple) else (result,)
+    apart = [
+        (tensor.detach(), flat)
+        for tensor, flat in zip(tensors, flats, strict=True)
+        if tensor is not flat and tensor.data_ptr() != flat.data_ptr() and flat.numel()
+    ]
 
+    def fill(_: Any) -> None:
+        for tensor, flat in apart:
+            if tensor.dtype.is_complex:
+                tensor.copy_(torch.view_as_complex(flat.view(*tensor.shape, 2)))
+            else:
+                values = flat if flat.dtype == tensor.dtype else flat.view(tensor.dtype)
+                tensor.copy_(values.view(tensor.shape))
 
-def fill(tensor: Tensor, flat: Tensor) -> None:
-    """Writes values that came from `movable` or `reducible` into a tensor of any strides."""
-    tensor = tensor.detach()
-    if tensor.dtype.is_complex:
-        tensor.copy_(torch.view_as_complex(flat.view(*tensor.shape, 2)))
-    else:
-        values = flat if flat.dtype == tensor.dtype else flat.view(tensor.dtype)
-        tensor.copy_(values.view(tensor.shape))
+    return fill if apart else None
 
 
 def one_device(form: str, tensors: Sequence[Tensor]) -> bool:
@@ -160,8 +160,43 @@ def same_dtype(form: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> None
             )
 
 
-def single(form: str, things: Sequence[Any]) -> Any:
+def check_parts(form: str, parts: Sequence[Tensor], size: int, dtype: torch.dtype) -> None:
+    """Raises ValueError unless there is a tensor of this dtype for each rank."""
+    if len(parts) != size:
+        raise ValueError(f"{form}: a list of {len(parts)} tensors, expected {size}: one per rank")
+    same_dtype(form, parts, dtype)
+
+
+def check_whole(form: str, which: str, whole: Tensor, part: Tensor, size: int) -> None:
+    """Raises ValueError unless one tensor has room for a part of each rank."""
+    same_dtype(form, [part], whole.dtype)
+    if whole.numel() != size * part.numel():
+        raise ValueError(
+            f"{form}: the {which} has {whole.numel()} elements, expected {size} times the "
+            f"{part.numel()} of one rank"
+        )
+
+
+def check_sizes(form: str, parts: Sequence[Tensor], expected: Tensor) -> None:
+    """Raises ValueError unless all are as long as one."""
+    for part in parts:
+        if len(part) != len(expected):
+            raise ValueError(
+                f"{form}: a tensor of {part.nbytes} bytes, expected {expected.nbytes}; parts of "
+                "the same rank must be of one size"
+            )
+
+
+def uneven(parts: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """The lengths of the parts, unless all are the same."""
+    sizes = tuple(map(len, parts))
+    return None if sizes.count(sizes[0]) == len(sizes) else sizes
+
+
+def single(form: str, things: Any) -> Any:
     """The only element: c10d's calls take a list with a tensor for each device of this process."""
+    if isinstance(things, Tensor):
+        return things
     if len(things) != 1:
         raise ValueError(f"{form}: expected a list of one, got {len(things)}")
     return things[0]

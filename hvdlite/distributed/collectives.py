@@ -11,89 +11,89 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOp,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+from torch._C import _distributed_c10d as c10d
 
-from hvdlite.distributed import arguments, postings, spans, sparse
-from hvdlite.distributed.arguments import one_device, same_dtype, single
-from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
+from hvdlite import _core
+from hvdlite.distributed import arguments, spans, sparse
+from hvdlite.distributed.arguments import landing, movable, one_device, reduce_op, reducible, single
+from hvdlite.distributed.errors import CollectiveError
+from hvdlite.distributed.point_to_point import PointToPoint
 from hvdlite.distributed.work import DONE, OperationWork, SeveralWork
 from hvdlite.observe import waits
+from hvdlite.ops import DTYPES
 from hvdlite.sites import site
-from hvdlite.world.teams.team import Team
 from hvdlite.world.telling import last_line
 
 Tensor = torch.Tensor
 
-_SUM = ReduceOp.SUM
+_SUM = c10d.ReduceOp.SUM
+_AS_IT_IS = 0, 1.0
+_posting = _core.posting
 
 
-class Collectives:
+class Collectives(PointToPoint):
     """What `HvdliteProcessGroup` inherits; it provides the attributes."""
 
-    team: Team
-    timeout_s: float
-    label: str
     next_name: Callable[[], str]
-    cuda: Callable[[], Any]
-    overdue: Callable[[TimeoutError], OperationTimeoutError]
 
-    def _start(
+    def _do(
         self,
         form: str,
-        posted: postings.Posted,
         opts: Any,
-        outputs: list[Tensor],
+        kind: int,
+        source: Any,
+        result: Any,
+        outputs: Sequence[Tensor],
         inputs: Sequence[Tensor] | None = None,
+        how: tuple[int, float] = _AS_IT_IS,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
     ) -> Any:
-        """Posts it; a blocking call waits for it. inputs: for the profiler, if not the outputs."""
-        posting, finish = posted
+        """Posts it; a blocking call waits for it.
+
+        source, result: as for a posting; where they have the caller's memory, the engine reads and
+        writes there. outputs: the caller's tensors for the result. inputs: for the profiler, if not
+        the outputs. how: the op, and the factor of each rank's tensor.
+        """
+        finish = (
+            None if result is None or result is outputs[0] else arguments.filling(outputs, result)
+        )
+        some = result if source is None else source
+        if some.__class__ is tuple:
+            some = some[0]
+        dtype = _core.UINT8 if some is None else DTYPES[some.dtype]
+        # The name is last: a refused argument takes no number.
+        posting = _posting(
+            *(kind, self.next_name(), True, dtype, source, result, how[0], root, how[1], 1.0),
+            *(splits, None, 0, site(3)),
+        )
         timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
-        asynchronous = opts.asyncOp
         last_line.look()
-        if asynchronous or waits.observed():
-            return self._observed(form, posting, finish, timeout_s, asynchronous, outputs, inputs)
-        try:
-            failure = self.team.run(posting, timeout_s)
-        except TimeoutError as error:
-            raise self.overdue(error) from None
-        if failure is not None:
-            raise CollectiveError(failure)
+        if opts.asyncOp or waits.observed():
+            span = None
+            if spans.needed():
+                span = spans.begin(f"{self.label}:{form}", outputs if inputs is None else inputs)
+            operation = self.team.post(posting, opts.asyncOp)
+            work = OperationWork(self, operation, list(outputs), finish, timeout_s, span)
+            if not opts.asyncOp:
+                work.wait()
+            elif span is not None or finish is not None:
+                work.end_alone()
+            return work
+        self._run(self.team.run, posting, timeout_s)
         if finish is not None:
             finish(None)
         return DONE
 
-    def _observed(
-        self,
-        form: str,
-        posting: Any,
-        finish: Any,
-        timeout_s: float,
-        asynchronous: bool,
-        outputs: list[Tensor],
-        inputs: Sequence[Tensor] | None,
-    ) -> Any:
-        span = None
-        if spans.needed():
-            span = spans.begin(f"{self.label}:{form}", outputs if inputs is None else inputs)
-        operation = postings.post(self.team, posting, asynchronous)
-        work = OperationWork(self, operation, outputs, finish, timeout_s, span)
-        if not asynchronous:
-            work.wait()
-        elif span is not None or finish is not None:
-            work.end_alone()
-        return work
+    def _run(self, run: Callable[..., Any], *given: Any) -> Any:
+        """Has the core do an operation; None, or NotImplemented where it does not take this one."""
+        try:
+            failure = run(*given)
+        except TimeoutError as error:
+            raise self.overdue(error) from None
+        if failure is not None and failure is not NotImplemented:
+            raise CollectiveError(failure)
+        return failure
 
     def _several(
         self, form: str, tensors: Sequence[Tensor], opts: Any, start: Callable[[], list[Any]]
@@ -108,104 +108,104 @@ class Collectives:
             work.wait()
         return work
 
-    def _allreduced(self, tensor: Tensor, opts: Any) -> bool:
-        """The short way of a blocking call, for ordinary tensors only. Whether it is done."""
-        op, factor = arguments.reduce_op("allreduce", opts.reduceOp, tensor.dtype)
-        timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
+    def _pairs(
+        self, form: str, method: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> Any:
+        """One operation for each output and its input."""
+        pairs = list(zip(outputs, inputs, strict=True))
+        if one_device(form, inputs):
+            start = getattr(self, method)
+            return self._several(form, inputs, opts, lambda: [start(*pair, opts) for pair in pairs])
+        # In one launch. No method of NCCL's backend in Python takes them all.
+        nccl = self.cuda()
+        nccl._start_coalescing()
         try:
-            failure = self.team.run_allreduce(
-                *(tensor, tensor, self.next_name, op, factor, 1.0, timeout_s, site(3)),
-                last_line.due,
-            )
-        except TimeoutError as error:
-            raise self.overdue(error) from None
-        if failure is NotImplemented:
-            return False
-        if failure is not None:
-            raise CollectiveError(failure)
-        return True
+            for pair in pairs:
+                getattr(nccl, method)(*pair, opts)
+        finally:  # after an error, too: else all that this thread launches later would wait
+            work = nccl._end_coalescing()
+        return work
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        if opts.__class__ is not AllreduceOptions:
-            opts = _options(AllreduceOptions, opts, timeout, op=True)
-        tensor = tensors if isinstance(tensors, Tensor) else single("allreduce", tensors)
+        if opts.__class__ is not c10d.AllreduceOptions:
+            opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
+        tensor = single("allreduce", tensors)
         if not tensor.is_cpu:
             return self.cuda().allreduce([tensor], opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
-        if not opts.asyncOp and not waits.observed() and self._allreduced(tensor, opts):
-            return DONE
-        posted = postings.allreduce(self.next_name, tensor, opts.reduceOp)
-        return self._start("all_reduce", posted, opts, [tensor])
+        how = reduce_op("allreduce", opts.reduceOp, tensor.dtype)
+        if not opts.asyncOp and not waits.observed():
+            # The short way, for ordinary tensors only.
+            limit_s = arguments.seconds(opts.timeout, self.timeout_s)
+            given = tensor, tensor, self.next_name, *how, 1.0, limit_s, site(2), last_line.due
+            if self._run(self.team.run_allreduce, *given) is None:
+                return DONE
+        values = reducible("allreduce", tensor)
+        return self._do("all_reduce", opts, _core.ALLREDUCE, values, values, [tensor], how=how)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        opts = _options(AllreduceCoalescedOptions, opts, None)
+        opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
-        one = _like_allreduce(opts)
-        return self._several(
-            *("all_reduce", tensors, opts),
-            lambda: [self.allreduce(tensor, one) for tensor in tensors],
-        )
+        one = c10d.AllreduceOptions()  # the given ones may be of a subclass
+        one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
+        start = self.allreduce
+        return self._several("all_reduce", tensors, opts, lambda: [start(t, one) for t in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
-        opts = _options(BroadcastOptions, root.get("root", opts), timeout, root=True)
-        tensor = tensors if isinstance(tensors, Tensor) else single("broadcast", tensors)
+        opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")
+        tensor = single("broadcast", tensors)
         if not tensor.is_cpu:
             return self.cuda().broadcast([tensor], opts)
-        posted = postings.broadcast(self.next_name, tensor, self._root("broadcast", opts))
-        return self._start("broadcast", posted, opts, [tensor])
+        member, flat = self._root("broadcast", opts), movable("broadcast", tensor)
+        return self._do("broadcast", opts, _core.BROADCAST, flat, flat, [tensor], root=member)
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = _SUM, timeout: Any = None, **root: int
     ) -> Any:
-        opts = _options(ReduceOptions, root.get("root", opts), timeout, root=True)
+        opts = _options(c10d.ReduceOptions, root.get("root", opts), timeout, "rootRank")
         if op is not _SUM:
             opts.reduceOp = op
-        tensor = tensors if isinstance(tensors, Tensor) else single("reduce", tensors)
+        tensor = single("reduce", tensors)
         if not tensor.is_cpu:
             return self.cuda().reduce([tensor], opts)
         member = self._root("reduce", opts)
-        posted = postings.reduce(self.next_name, tensor, member, self.team.rank, opts.reduceOp)
-        return self._start("reduce", posted, opts, [tensor])
+        how = reduce_op("reduce", opts.reduceOp, tensor.dtype)
+        values = reducible("reduce", tensor)
+        result = values if self.team.rank == member else None  # the others' tensors stay
+        return self._do("reduce", opts, _core.REDUCE, values, result, [tensor], None, how, member)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        opts = _options(AllgatherOptions, opts, None)
+        opts = _options(c10d.AllgatherOptions, opts)
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         tensor, parts = single("allgather", inputs), single("allgather", outputs)
         if not one_device("allgather", [tensor, *parts]):
             return self.cuda().allgather(outputs, inputs, opts)
-        self._check_parts("allgather", parts, tensor.dtype)
-        posted = postings.allgather(self.next_name, parts, tensor, self.team.rank)
-        return self._start("all_gather", posted, opts, list(parts), [tensor])
+        arguments.check_parts("allgather", parts, self.team.size, tensor.dtype)
+        flat = movable("allgather", tensor)
+        flats = tuple(landing("allgather", part) for part in parts)
+        arguments.check_sizes("allgather", [flats[self.team.rank]], flat)
+        rest = flats, parts, [tensor], _AS_IT_IS, 0, arguments.uneven(flats)
+        return self._do("all_gather", opts, _core.ALLGATHER_INTO, flat, *rest)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        opts = _options(AllgatherOptions, opts, None)
+        opts = _options(c10d.AllgatherOptions, opts)
         if not tensor.is_cpu:
             return self.cuda()._allgather_base(output, tensor, opts)
-        same_dtype("all_gather_into_tensor", [output], tensor.dtype)
-        if output.numel() != tensor.numel() * self.team.size:
-            raise ValueError(
-                f"all_gather_into_tensor: the output has {output.numel()} elements, expected "
-                f"{self.team.size} times the {tensor.numel()} of the input"
-            )
-        posted = postings.allgather_single(self.next_name, output, tensor)
-        return self._start("_all_gather_base", posted, opts, [output], [tensor])
+        form = "all_gather_into_tensor"
+        arguments.check_whole(form, "output", output, tensor, self.team.size)
+        flats = movable(form, tensor), landing(form, output)
+        return self._do("_all_gather_base", opts, _core.ALLGATHER_INTO, *flats, [output], [tensor])
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        opts = _options(AllgatherOptions, opts, None)
-        if not one_device("all_gather_into_tensor", inputs):
-            return _coalesced(self.cuda(), "_allgather_base", outputs, inputs, opts)
-        pairs = zip(outputs, inputs, strict=True)
-        return self._several(
-            *("_all_gather_base", inputs, opts),
-            lambda: [self.all_gather_single(*pair, opts) for pair in pairs],
-        )
+        opts = _options(c10d.AllgatherOptions, opts)
+        return self._pairs("_all_gather_base", "_allgather_base", outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -213,7 +213,7 @@ class Collectives:
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         """output_lists: by member, a tensor for each input."""
-        opts = _options(AllgatherOptions, opts, None)
+        opts = _options(c10d.AllgatherOptions, opts)
         if not one_device("allgather_coalesced", inputs):
             return self.cuda().allgather_coalesced(output_lists, inputs, opts)
         if len(output_lists) != self.team.size:
@@ -221,92 +221,76 @@ class Collectives:
                 f"allgather_coalesced: output lists should be equal to world size "
                 f"{self.team.size}, got {len(output_lists)}"
             )
-        by_input = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+        pairs = [([outputs[i] for outputs in output_lists], t) for i, t in enumerate(inputs)]
+        start = self.allgather
         return self._several(
-            *("all_gather", inputs, opts),
-            lambda: [self.allgather([by_input[i]], [inputs[i]], opts) for i in range(len(inputs))],
+            "all_gather", inputs, opts, lambda: [start([parts], [t], opts) for parts, t in pairs]
         )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(GatherOptions, opts, timeout, root=True)
+        opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
         tensor = single("gather", inputs)
         if not tensor.is_cpu:
             return self.cuda().gather(outputs, inputs, opts)
-        team, root = self.team, self._root("gather", opts)
-        parts: list[Tensor] = []
-        if team.rank == root:
-            parts = single("gather", outputs)
-            self._check_parts("gather", parts, tensor.dtype)
-        elif outputs and outputs[0]:
-            raise ValueError("gather: only the root passes tensors for the result")
-        posted = postings.gather(self.next_name, parts, tensor, root, team.rank)
-        return self._start("gather", posted, opts, list(parts), [tensor])
+        parts = self._parts_of_root("gather", opts, outputs, tensor.dtype)
+        flat = movable("gather", tensor)
+        flats = tuple(landing("gather", part) for part in parts)
+        arguments.check_sizes("gather", flats, flat)
+        rest = flats or None, parts, [tensor]
+        return self._do("gather", opts, _core.GATHER, flat, *rest, root=opts.rootRank)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(ScatterOptions, opts, timeout, root=True)
+        opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         output = single("scatter", outputs)
         if not output.is_cpu:
             return self.cuda().scatter(outputs, inputs, opts)
-        team, root = self.team, self._root("scatter", opts)
-        parts: list[Tensor] = []
-        if team.rank == root:
-            parts = single("scatter", inputs)
-            self._check_parts("scatter", parts, output.dtype)
-        elif inputs and inputs[0]:
-            raise ValueError("scatter: only the root passes tensors to send")
-        posted = postings.scatter(self.next_name, output, parts, root, team.rank)
-        return self._start("scatter", posted, opts, [output], parts)
+        parts = self._parts_of_root("scatter", opts, inputs, output.dtype)
+        flat = landing("scatter", output)
+        flats = tuple(movable("scatter", part) for part in parts)
+        arguments.check_sizes("scatter", flats, flat)
+        rest = flats or None, flat, [output], parts
+        return self._do("scatter", opts, _core.SCATTER, *rest, root=opts.rootRank)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
-        opts = _options(ReduceScatterOptions, opts, timeout, op=True)
+        opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
-        output, parts = single("reduce_scatter", outputs), single("reduce_scatter", inputs)
-        if not one_device("reduce_scatter", [output, *parts]):
+        form = "reduce_scatter"
+        output, parts = single(form, outputs), single(form, inputs)
+        if not one_device(form, [output, *parts]):
             return self.cuda().reduce_scatter(outputs, inputs, opts)
-        self._check_parts("reduce_scatter", parts, output.dtype)
-        rank = self.team.rank
-        if parts[rank].numel() != output.numel():
-            raise ValueError(
-                f"reduce_scatter: this rank's part has {parts[rank].numel()} elements, its output "
-                f"{output.numel()}"
-            )
-        posted = postings.reduce_scatter(self.next_name, output, parts, opts.reduceOp)
-        return self._start("reduce_scatter", posted, opts, [output], parts)
+        arguments.check_parts(form, parts, self.team.size, output.dtype)
+        how = reduce_op(form, opts.reduceOp, output.dtype)
+        flats = tuple(reducible(form, part).view(-1) for part in parts)
+        flat = landing(form, output)
+        arguments.check_sizes(form, [flats[self.team.rank]], flat)
+        rest = flat, [output], parts, how, 0, arguments.uneven(flats)
+        return self._do(form, opts, _core.REDUCESCATTER, flats, *rest)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        opts = _options(ReduceScatterOptions, opts, None, op=True)
+        opts = _options(c10d.ReduceScatterOptions, opts, None, "reduceOp")
         if not tensor.is_cpu:
             return self.cuda()._reduce_scatter_base(output, tensor, opts)
-        same_dtype("reduce_scatter_tensor", [output], tensor.dtype)
-        size = self.team.size
-        if tensor.numel() != output.numel() * size:
-            raise ValueError(
-                f"reduce_scatter_tensor: the input has {tensor.numel()} elements, expected {size} "
-                f"times the {output.numel()} of the output"
-            )
-        posted = postings.reduce_scatter_single(self.next_name, output, tensor, opts.reduceOp)
-        return self._start("_reduce_scatter_base", posted, opts, [output], [tensor])
+        form = "reduce_scatter_tensor"
+        arguments.check_whole(form, "input", tensor, output, self.team.size)
+        how = reduce_op(form, opts.reduceOp, output.dtype)
+        flat = reducible(form, tensor).view(-1)
+        into = landing(form, output), [output], [tensor], how
+        return self._do("_reduce_scatter_base", opts, _core.REDUCESCATTER, flat, *into)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        opts = _options(ReduceScatterOptions, opts, None)
-        if not one_device("reduce_scatter_tensor", inputs):
-            return _coalesced(self.cuda(), "_reduce_scatter_base", outputs, inputs, opts)
-        pairs = zip(outputs, inputs, strict=True)
-        return self._several(
-            *("_reduce_scatter_base", inputs, opts),
-            lambda: [self.reduce_scatter_single(*pair, opts) for pair in pairs],
-        )
+        opts = _options(c10d.ReduceScatterOptions, opts)
+        return self._pairs("_reduce_scatter_base", "_reduce_scatter_base", outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -318,34 +302,40 @@ class Collectives:
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> Any:
-        opts = _options(AllToAllOptions, opts, None)
+        opts = _options(c10d.AllToAllOptions, opts)
+        given = list(output_split_sizes), list(input_split_sizes)
         if not tensor.is_cpu:
-            splits = list(output_split_sizes), list(input_split_sizes)
-            return self.cuda().alltoall_base(output, tensor, *splits, opts)
-        same_dtype("all_to_all_single", [output], tensor.dtype)
-        size = self.team.size
-        form = "all_to_all_single"
-        received = arguments.counts(form, "output", output_split_sizes, output, size)
-        sent = arguments.counts(form, "input", input_split_sizes, tensor, size)
-        posted = postings.alltoall_single(self.next_name, output, tensor, received, sent)
-        return self._start("all_to_all", posted, opts, [output], [tensor])
+            return self.cuda().alltoall_base(output, tensor, *given, opts)
+        form, size = "all_to_all_single", self.team.size
+        arguments.same_dtype(form, [output], tensor.dtype)
+        received = arguments.counts(form, "output", given[0], output, size)
+        sent = arguments.counts(form, "input", given[1], tensor, size)
+        flats = movable(form, tensor), landing(form, output)
+        # They travel always, as other ranks may give splits where this one gives none.
+        splits = (*_elements(tensor, flats[0], sent), *_elements(output, flats[1], received))
+        rest = *flats, [output], [tensor], _AS_IT_IS, 0, splits
+        return self._do("all_to_all", opts, _core.ALLTOALL_INTO, *rest)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        opts = _options(AllToAllOptions, opts, None)
-        if not one_device("all_to_all", [*outputs, *inputs]):
+        opts = _options(c10d.AllToAllOptions, opts)
+        form, size = "all_to_all", self.team.size
+        if not one_device(form, [*outputs, *inputs]):
             return self.cuda().alltoall(outputs, inputs, opts)
-        self._check_parts("all_to_all", inputs, inputs[0].dtype if inputs else torch.float32)
-        self._check_parts("all_to_all", outputs, inputs[0].dtype)
-        posted = postings.alltoall(self.next_name, outputs, inputs)
-        return self._start("all_to_all", posted, opts, list(outputs), inputs)
+        arguments.check_parts(form, inputs, size, inputs[0].dtype if inputs else torch.float32)
+        arguments.check_parts(form, outputs, size, inputs[0].dtype)
+        sources = tuple(movable(form, tensor) for tensor in inputs)
+        results = tuple(landing(form, output) for output in outputs)
+        splits = (*map(len, sources), *map(len, results))
+        rest = sources, results, outputs, inputs, _AS_IT_IS, 0, splits
+        return self._do(form, opts, _core.ALLTOALL_INTO, *rest)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        opts = _options(BarrierOptions, opts, timeout)
+        opts = _options(c10d.BarrierOptions, opts, timeout)
         if opts.device is not None and opts.device.type == "cuda":
             return self.cuda().barrier(opts)
-        return self._start("barrier", postings.barrier(self.next_name), opts, [])
+        return self._do("barrier", opts, _core.BARRIER, None, None, [])
 
     def _root(self, form: str, opts: Any) -> int:
         root: int = opts.rootRank
@@ -353,48 +343,33 @@ class Collectives:
             raise ValueError(f"{form}: there is no rank {root} in a group of {self.team.size}")
         return root
 
-    def _check_parts(self, form: str, parts: Sequence[Tensor], dtype: torch.dtype) -> None:
-        if len(parts) != self.team.size:
-            raise ValueError(
-                f"{form}: a list of {len(parts)} tensors, expected {self.team.size}: one per rank"
-            )
-        same_dtype(form, parts, dtype)
+    def _parts_of_root(
+        self, form: str, opts: Any, given: Any, dtype: torch.dtype
+    ) -> Sequence[Tensor]:
+        """The tensors that the root alone passes, one for each rank."""
+        if self._root(form, opts) == self.team.rank:
+            parts: Sequence[Tensor] = single(form, given)
+            arguments.check_parts(form, parts, self.team.size, dtype)
+            return parts
+        if given and given[0]:
+            raise ValueError(f"{form}: only the root passes a list of tensors, one for each rank")
+        return []
 
 
-def _coalesced(
-    nccl: Any, form: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
-) -> Any:
-    """Several operations in one launch. No method of NCCL's backend in Python takes them all."""
-    pairs = list(zip(outputs, inputs, strict=True))
-    nccl._start_coalescing()
-    try:
-        for output, tensor in pairs:
-            getattr(nccl, form)(output, tensor, opts)
-    finally:  # after an error, too: else all that this thread launches later would wait
-        work = nccl._end_coalescing()
-    return work
+def _elements(tensor: Tensor, flat: Tensor, rows: Sequence[int]) -> list[int]:
+    """Elements of the flat tensor in so many rows of a tensor."""
+    count = tensor.size(0) if tensor.dim() else 1
+    row = flat.numel() // count if count else 0
+    return [number * row for number in rows]
 
 
-def _like_allreduce(opts: Any) -> Any:
-    """The options of one of several allreduces, which may be of a subclass."""
-    if opts.__class__ is AllreduceOptions:
-        return opts
-    made = AllreduceOptions()
-    made.reduceOp, made.timeout, made.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-    return made
-
-
-def _options(
-    kind: Callable[[], Any], given: Any, timeout: Any, *, op: bool = False, root: bool = False
-) -> Any:
-    """The options of a call that may have got an op, a root or a timeout in their place."""
+def _options(kind: Callable[[], Any], given: Any, timeout: Any = None, field: str = "") -> Any:
+    """The options of a call that may have got those of this field, or a timeout, in their place."""
     if given is not None and hasattr(given, "asyncOp"):
         return given
     opts = kind()
-    if op and given is not None:
-        opts.reduceOp = given
-    elif root and given is not None:
-        opts.rootRank = given
+    if given is not None and field:
+        setattr(opts, field, given)
     elif given is not None:
         timeout = given
     if timeout is not None:

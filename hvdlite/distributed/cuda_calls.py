@@ -121,42 +121,34 @@ def _rows(ranks: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in rows)
 
 
-class _Looking:
-    """The thread that looks at all groups: from the first one until the last is closed."""
+class _Looking(threading.Thread):
+    """Looks at all groups: from the first one until the last is closed."""
 
-    def __init__(self) -> None:
-        self.calls: set[Calls] = set()
+    def __init__(self, every_s: float) -> None:
+        super().__init__(name="hvdlite CUDA calls", daemon=True)
+        self._every_s = every_s
         self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def add(self, calls: Calls, every_s: float) -> None:
-        self.calls.add(calls)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, args=(every_s,), name="hvdlite CUDA calls", daemon=True
-            )
-            self._thread.start()
-            atexit.register(self.stop)  # before the interpreter ends threads that are in C++
+        atexit.register(self.stop)  # before the interpreter ends threads that are in C++
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
         self._ending.set()
-        if self._thread is not None:
-            self._thread.join(STOP_S)
+        self.join(STOP_S)
 
-    def _run(self, every_s: float) -> None:
-        while not self._ending.wait(every_s):
-            for calls in list(self.calls):
+    def run(self) -> None:
+        while not self._ending.wait(self._every_s):
+            for calls in list(_calls):
                 try:
                     text = calls.look(time.monotonic())
                 except Exception:  # the Store has ended with its server
-                    self.calls.discard(calls)
+                    _calls.discard(calls)
                     continue
                 if text is not None:
                     launcher_link.report_stall(text)
 
 
-_looking = _Looking()
+_calls: set[Calls] = set()
+_looking: _Looking | None = None
 _lock = threading.Lock()
 
 
@@ -164,12 +156,8 @@ def begin(team: Team, nccl: Any, store: Any, name: str) -> Calls | None:
     """From now on the collectives of this group on CUDA tensors are counted. None: they are not."""
     active = world.active
     # An older torch counts batches of sends and receives with the collectives.
-    if (
-        active is None
-        or store is None
-        or team.size == 1
-        or not hasattr(c10d, "_dump_fr_trace_json")
-    ):
+    counts = hasattr(c10d, "_dump_fr_trace_json")
+    if active is None or store is None or team.size == 1 or not counts:
         return None
     patience_s = float(active.config.stall_check_time_seconds)
     if active.config.stall_check_disable or patience_s <= 0:
@@ -178,8 +166,12 @@ def begin(team: Team, nccl: Any, store: Any, name: str) -> Calls | None:
     host_of = {rank: name for ranks, name in places for rank in ranks}
     hosts = [host_of[rank] for rank in team.ranks]
     calls = Calls(team, nccl, store, name, hosts, patience_s)
+    global _looking
     with _lock:
-        _looking.add(calls, patience_s / LOOKS)
+        _calls.add(calls)
+        if _looking is None:
+            _looking = _Looking(patience_s / LOOKS)
+            _looking.start()
     return calls
 
 
@@ -187,17 +179,18 @@ def end(calls: Calls) -> None:
     """The group is being closed."""
     global _looking
     with _lock:
-        ended = _looking
-        ended.calls.discard(calls)
-        if ended.calls:
+        _calls.discard(calls)
+        if _calls:
             return
-        _looking = _Looking()
-    ended.stop()
+        ended, _looking = _looking, None
+    if ended is not None:
+        ended.stop()
 
 
 def _after_fork_in_child() -> None:
     global _looking, _lock
-    _looking, _lock = _Looking(), threading.Lock()
+    _calls.clear()
+    _looking, _lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

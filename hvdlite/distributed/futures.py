@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import _current_graph_task_id
@@ -67,29 +67,16 @@ def typed(ended: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 """
 
 
-class Ending(Protocol):
-    """A work, as far as its future needs it."""
-
-    timeout_s: float
-
-    def name(self) -> str: ...
-
-    def settle(self) -> None: ...
-
-    def is_completed(self) -> bool: ...
-
-    def drive(self, limit_s: float) -> bool: ...
-
-    def exception(self) -> BaseException | None: ...
-
-    def result(self) -> list[Tensor]: ...
+# An OperationWork or a SeveralWork.
+Ending = Any
 
 
 class _Context(threading.local):
     """The callback that runs in this thread, and the number of its next collective by group."""
 
-    path: str | None = None
-    numbers: collections.Counter[str]
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.numbers: collections.Counter[str] = collections.Counter()
 
 
 _context = _Context()
@@ -134,19 +121,14 @@ class NamedFuture(torch.futures.Future[Any]):
         path = f"{self._path}.then{next(self._callbacks)}"
         super().add_done_callback(lambda _: _inside(path, callback, self))
 
-    def cpp_then(self, callback: Callable[[Any], Any]) -> Any:
-        """`then` for C++: where the callback raises, the result fails in C++, too."""
-        return super().then(callback)
-
 
 def _inside(path: str, callback: Callable[[Any], Any], future: Any) -> Any:
-    outer = _context.path, getattr(_context, "numbers", None)
+    outer = _context.path, _context.numbers
     _context.path, _context.numbers = path, collections.Counter()
     try:
         return callback(future)
     finally:
-        _context.path, numbers = outer
-        _context.numbers = numbers if numbers is not None else collections.Counter()
+        _context.path, _context.numbers = outer
 
 
 class OperationFuture(NamedFuture):
@@ -301,7 +283,7 @@ def future_of(work: Ending) -> Any:
         return completed(work.result())
     future = OperationFuture(work)
     # A failed future of Python's has a value, for C++; what is chained to it fails.
-    ended = future.cpp_then(_check)
+    ended: Any = torch.futures.Future.then(future, _check)
     _kept.append(ended)
     typed = _compiled().typed(ended, work.result())
     if _in_backward_pass():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hvdlite.distributed import postings, spans
-from hvdlite.distributed.arguments import fill, is_in_place, movable, single
+from hvdlite.distributed.arguments import filling, movable, single
 from hvdlite.distributed.errors import OperationTimeoutError
 from hvdlite.distributed.work import OperationWork
 from hvdlite.world.teams.team import Team
@@ -83,21 +83,20 @@ class PointToPoint:
         tensor = single("recv", tensors)
         if not tensor.is_cpu:
             return self.cuda().recv(tensors, source, tag)
-        wake = sys._getframe(1).f_code is not _RECV
-        return self._receive(tensor, source, tag, "recv", wake)
+        return self._receive(tensor, source, tag, "recv")
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
         tensor = single("recv", tensors)
         if not tensor.is_cpu:
             return self.cuda().recv_anysource(tensors, tag)
-        wake = sys._getframe(1).f_code is not _RECV
-        return self._receive(tensor, ANY, tag, "recvAnySource", wake)
+        return self._receive(tensor, ANY, tag, "recvAnySource")
 
-    def _receive(self, tensor: Tensor, source: int, tag: int, form: str, wake: bool) -> ReceiveWork:
+    def _receive(self, tensor: Tensor, source: int, tag: int, form: str) -> ReceiveWork:
         flat = movable("recv", tensor)
         span = self._span(form, tensor)
+        wake = sys._getframe(2).f_code is not _RECV
         operation = postings.recv(self.team, flat, source, tag, wake)
-        finish = None if is_in_place(tensor, flat) else lambda _: fill(tensor, flat)
+        finish = filling([tensor], flat)
         return ReceiveWork(self, operation, [tensor], finish, self.timeout_s, span)
 
     def _span(self, form: str, tensor: Tensor) -> Callable[[], None] | None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hvdlite.distributed import cuda_calls, futures, monitored_barrier, point_to_point
+from hvdlite.distributed import cuda_calls, futures, monitored_barrier
 from hvdlite.distributed.collectives import Collectives
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
 from hvdlite.world.teams.groups import close_group
@@ -32,7 +32,7 @@ _CUDA = torch.device("cuda")
 _Base: Any = dist.ProcessGroup
 
 
-class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # type: ignore[misc]
+class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
     """A group of ranks with an engine of its own for tensors in host memory; NCCL serves CUDA
     tensors, from the first one on.
 
@@ -112,17 +112,8 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
         """For C++: where it is Gloo's, DDP looks for Gloo's own backend, and fails."""
         return NAME
 
-    def _get_backend_name(self) -> str:
-        return self.label
-
     def name(self) -> str:
         return self.label
-
-    def getRank(self) -> int:
-        return self.team.rank
-
-    def getSize(self) -> int:
-        return self.team.size
 
     def rank(self) -> int:
         return self.team.rank
@@ -142,16 +133,10 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
 
-    _set_group_name = setGroupName
-    _set_group_desc = setGroupDesc
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
+    _get_backend_name = name
+    getRank, getSize = rank, size
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -183,9 +168,7 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
 
     # What c10d asks of a backend.
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
+    supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Each operation inside starts at its call."""
@@ -193,9 +176,8 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
             self.cuda()._start_coalescing()
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        if torch.device(device).type == "cuda":
-            return self.cuda()._end_coalescing()
-        return None
+        is_cuda = torch.device(device).type == "cuda"
+        return self.cuda()._end_coalescing() if is_cuda else None
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of operations that are called from now on."""
@@ -237,23 +219,20 @@ class HvdliteProcessGroup(Collectives, point_to_point.PointToPoint, _Base):  # t
 
     def shutdown(self) -> None:
         """Leaves the group: what is pending fails. Not collective."""
-        if not self._closed:
-            self._closed = True
-            self._leave()
-            if self._nccl is not None:
-                self._nccl.shutdown()
+        self._leave("shutdown")
 
     def abort(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._leave()
-            if self._nccl is not None:
-                self._nccl.abort()
+        self._leave("abort")
 
-    def _leave(self) -> None:
+    def _leave(self, how: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if self._calls is not None:
             cuda_calls.end(self._calls)
         close_group(self.team)
         _open.discard(self)
         if not _open:
             futures.end()
+        if self._nccl is not None:
+            getattr(self._nccl, how)()

@@ -6,36 +6,15 @@ from typing import Any
 
 import torch
 
-from hvdlite.distributed import postings
-from hvdlite.distributed.arguments import UNSET, movable
+from hvdlite import _core
+from hvdlite.collectives.handles import Several
+from hvdlite.distributed.arguments import movable, seconds
 from hvdlite.distributed.work import OperationWork
+from hvdlite.ops import DTYPES
+from hvdlite.result_tensors import gathered_result
+from hvdlite.sites import site
 
 Tensor = torch.Tensor
-
-
-class _Pair:
-    """Two operations as one."""
-
-    __slots__ = ("first", "second")
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self.first = first
-        self.second = second
-
-    def poll(self) -> bool:
-        return bool(self.first.poll() and self.second.poll())
-
-    def drive(self, limit_s: float) -> bool:
-        return bool(self.first.drive(limit_s) and self.second.drive(limit_s))
-
-    def wait(self, timeout_s: float = -1.0) -> str | None:
-        failure: str | None = self.first.wait(timeout_s)
-        if failure is None:
-            failure = self.second.wait(timeout_s)
-        return failure
-
-    def label(self) -> tuple[str, str]:
-        return self.first.label()  # type: ignore[no-any-return]
 
 
 def allreduce(group: Any, tensor: Tensor, opts: Any) -> Any:
@@ -47,34 +26,33 @@ def allreduce(group: Any, tensor: Tensor, opts: Any) -> Any:
     if opts.reduceOp != torch.distributed.ReduceOp.SUM:
         raise ValueError("allreduce: a sparse tensor can only be summed (ReduceOp.SUM)")
     own = tensor.detach().coalesce()
-    indices, values = own.indices().t().contiguous(), own.values().contiguous()
-    flats = movable("allreduce", indices), movable("allreduce", values)
-    operations = [
-        postings.post(group.team, postings.allgather_any(group.next_name, flat)[0], True)
+    flats = [movable("allreduce", part) for part in (own.indices().t(), own.values())]
+    postings = [
+        _core.posting(
+            *(_core.ALLGATHER, group.next_name(), True, DTYPES[flat.dtype], flat), site=site(3)
+        )
         for flat in flats
     ]
+    operations = [group.team.post(posting, True) for posting in postings]
 
-    def finish(pair: _Pair) -> None:
-        parts = zip(
-            postings.gathered(pair.first, flats[0].dtype),
-            postings.gathered(pair.second, flats[1].dtype),
-            strict=True,
-        )
+    def finish(_: Any) -> None:
+        parts = [
+            torch.split(gathered_result(operation, flat.dtype), operation.rows())
+            for operation, flat in zip(operations, flats, strict=True)
+        ]
         total = torch.zeros_like(own)
-        for part_indices, part_values in parts:
-            if part_values.dtype != values.dtype:
-                part_values = part_values.view(values.dtype)
+        for rows, values in zip(*parts, strict=True):
             total = total + torch.sparse_coo_tensor(
-                part_indices.view(-1, own.sparse_dim()).t(),
-                part_values.view(-1, *values.shape[1:]),
+                rows.view(-1, own.sparse_dim()).t(),
+                values.view(own.dtype).view(-1, *own.values().shape[1:]),
                 own.shape,
                 check_invariants=False,
             )
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    timeout_s = group.timeout_s if opts.timeout == UNSET else opts.timeout.total_seconds()
-    work = OperationWork(group, _Pair(*operations), [tensor], finish, timeout_s)
+    timeout_s = seconds(opts.timeout, group.timeout_s)
+    work = OperationWork(group, Several(operations), [tensor], finish, timeout_s)
     if not opts.asyncOp:
         work.wait()
     else:

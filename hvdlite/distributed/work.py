@@ -20,14 +20,6 @@ Tensor = torch.Tensor
 _NO_TIMEOUT = timedelta(0)
 
 
-class Waitable(Protocol):
-    def poll(self) -> bool: ...
-
-    def wait(self, timeout_s: float = ...) -> str | None: ...
-
-    def label(self) -> tuple[str, str]: ...
-
-
 class GroupOfWork(Protocol):
     """What works need of their group."""
 
@@ -36,61 +28,47 @@ class GroupOfWork(Protocol):
     def overdue(self, error: TimeoutError) -> OperationTimeoutError: ...
 
 
-class Done(Work):
-    """An operation that has ended well before its call returned."""
+class _Work(Work):
+    """What all have in common."""
 
-    __slots__ = ()
+    __slots__ = ("_future", "_lock", "_span", "timeout_s")
 
-    timeout_s = 0.0
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        return True
-
-    def name(self) -> str:
-        return "done"
-
-    def settle(self) -> None:
-        return None
-
-    def is_completed(self) -> bool:
-        return True
+    def __init__(self, timeout_s: float, span: Callable[[], None] | None) -> None:
+        super().__init__()
+        self.timeout_s = timeout_s
+        self._span = span
+        self._future: Any = None
+        self._lock = threading.RLock()
 
     def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
+        return self.is_completed() and self.exception() is None
 
     def synchronize(self) -> None:
-        return None
-
-    def result(self) -> list[Tensor]:
-        return []
+        self.wait()
 
     def get_future(self) -> Any:
-        return futures.completed([])
+        """A future of the list of written tensors; the same each time. Its callbacks run in one
+        thread, in the order of the calls, so that all ranks run them alike."""
+        with self._lock:
+            if self._future is None:
+                self._future = futures.future_of(self)
+            return self._future
+
+    def _end_span(self) -> None:
+        with self._lock:
+            span, self._span = self._span, None
+        if span is not None:
+            span()
 
 
-class OperationWork(Work):
+class OperationWork(_Work):
     """One operation of the engine.
 
     finish: moves the result to where the caller wants it, if it is not there; called once, by the
         thread that first sees the end.
     """
 
-    __slots__ = (
-        "_done",
-        "_ending",
-        "_error",
-        "_finish",
-        "_future",
-        "_group",
-        "_lock",
-        "_operation",
-        "_outputs",
-        "_span",
-        "timeout_s",
-    )
+    __slots__ = ("_done", "_ending", "_error", "_finish", "_group", "_operation", "_outputs")
 
     def __init__(
         self,
@@ -101,18 +79,14 @@ class OperationWork(Work):
         timeout_s: float,
         span: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(timeout_s, span)
         self._group = group
         self._operation = operation
         self._outputs = outputs
         self._finish = finish
-        self.timeout_s = timeout_s
-        self._span = span
         self._done = False
         self._ending: Any = None
         self._error: BaseException | None = None
-        self._future: Any = None
-        self._lock = threading.RLock()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Blocks until it has ended.
@@ -138,10 +112,7 @@ class OperationWork(Work):
     def _await(self, limit_s: float, own: bool) -> None:
         last_line.look()
         try:
-            if waits.observed():
-                with waits.counting():
-                    failure = self._operation.wait(limit_s)
-            else:
+            with waits.counting():
                 failure = self._operation.wait(limit_s)
         except TimeoutError as error:
             if own:
@@ -168,10 +139,7 @@ class OperationWork(Work):
             except OperationTimeoutError as error:
                 with self._lock:
                     self._error, self._done = error, True
-        with self._lock:
-            span, self._span = self._span, None
-        if span is not None:
-            span()
+        self._end_span()
 
     def _end(self, failure: str | None) -> None:
         with self._lock:
@@ -196,52 +164,29 @@ class OperationWork(Work):
         """Waits for at most so long; whether it has ended."""
         return self._done or (self._operation.drive(limit_s) and self.is_completed())
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
     def exception(self) -> BaseException | None:
         return self._error if self.is_completed() else None
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def result(self) -> list[Tensor]:
         """The tensors that the operation has written."""
         return self._outputs
 
-    def source_rank(self) -> int:
-        raise RuntimeError("sourceRank() may only be called on a receive from any source")
 
-    _source_rank = source_rank
-
-    def get_future(self) -> Any:
-        """A future of the list of written tensors; the same each time. Its callbacks run in one
-        thread, in the order of the calls, so that all ranks run them alike."""
-        with self._lock:
-            if self._future is None:
-                self._future = futures.future_of(self)
-            return self._future
-
-
-class SeveralWork(Work):
+class SeveralWork(_Work):
     """Several operations that were started by one call."""
 
-    __slots__ = ("_ending", "_future", "_lock", "_span", "_works", "timeout_s")
+    __slots__ = ("_ending", "_works")
 
     def __init__(self, works: Sequence[Any], span: Callable[[], None] | None = None) -> None:
-        super().__init__()
-        self._works = list(works)
-        self.timeout_s = max((work.timeout_s for work in self._works), default=0.0)
-        self._future: Any = None
-        self._span = span
-        self._lock = threading.Lock()
-        if span is not None:
-            self._ending = futures.finish_alone(self)  # ends the span, in another thread
+        super().__init__(max((work.timeout_s for work in works), default=0.0), span)
+        self._works = works
+        # Ends the span, in another thread.
+        self._ending = None if span is None else futures.finish_alone(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         for work in self._works:
             work.wait(timeout)
-        if self._span is not None:
+        if self._ending is not None:
             self._ending.wait_for_thread()
         return True
 
@@ -251,10 +196,7 @@ class SeveralWork(Work):
     def settle(self) -> None:
         for work in self._works:
             work.settle()
-        with self._lock:
-            span, self._span = self._span, None
-        if span is not None:
-            span()
+        self._end_span()
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -262,23 +204,24 @@ class SeveralWork(Work):
     def drive(self, limit_s: float) -> bool:
         return all(work.drive(limit_s) for work in self._works)
 
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
-
     def exception(self) -> BaseException | None:
         found = (work.exception() for work in self._works)
         return next((error for error in found if error is not None), None)
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def result(self) -> list[Tensor]:
         return [tensor for work in self._works for tensor in work.result()]
 
+
+class Done(SeveralWork):
+    """An operation that has ended well before its call returned."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
     def get_future(self) -> Any:
-        if self._future is None:
-            self._future = futures.future_of(self)
-        return self._future
+        return futures.completed([])
 
 
-DONE = Done()
+DONE = Done(())

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.collectives import allreduce_, allreduce_async, synchronize
+from hvdlite.collectives.allreduce import allreduce_, allreduce_async
+from hvdlite.collectives.handles import synchronize
 from hvdlite.errors import HorovodInternalError, NumericsError
 from hvdlite.observe import summary
 from hvdlite.ops import Adasum, Max, Sum

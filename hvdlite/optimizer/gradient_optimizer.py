@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.collectives import allreduce_
+from hvdlite.collectives.allreduce import allreduce_
 from hvdlite.errors import NumericsError
 from hvdlite.ops import Average, Sum
 from hvdlite.optimizer.arguments import checked_passes, checked_weight

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvdlite.collectives import alltoall
+from hvdlite.collectives.alltoall import alltoall
 from hvdlite.recipes.state_trees import TensorPlace, places_in, with_tensors
 from hvdlite.state import is_of_rank
 from hvdlite.tensor_bytes import flat_bytes

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from hvdlite.collectives import allgather, allreduce
+from hvdlite.collectives.allgather import allgather
+from hvdlite.collectives.allreduce import allreduce
 from hvdlite.ops import Max
 from hvdlite.optimizer.gradient_optimizer import GradientOptimizer
 from hvdlite.optimizer.sharding import norms
