@@ -329,13 +329,6 @@ class Operation:
         """Waits, driving the engine, for at most so many seconds; whether it has ended. Asks nobody
         why not, as `wait` does."""
 
-    def missing(self) -> tuple[int, ...] | None:
-        """The world ranks that are known not to have called it; (): all have; None: not known.
-
-        Between hosts their leaders are asked, for a second at most; ranks of hosts that do not
-        answer are left out. Of a send or recv: the rank that it names, until both are matched.
-        RuntimeError: the engine is closed."""
-
     def label(self) -> tuple[str, str]:
         """The kind's name, and the operation's."""
 

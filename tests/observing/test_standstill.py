@@ -25,7 +25,6 @@ from tests.observing.reports import (
 )
 
 STOPPED = r"; all ranks have called it: is a process stopped, or a host cut off\?"
-NOT_ANSWERING = "does not answer"
 
 
 def begin(kind, elems):
@@ -201,7 +200,7 @@ def pattern(kind, missing, end=STOPPED):
 
 def missing(rank, host):
     has_not = r"has not [a-z ]+( and has not run for \d+ s)?"
-    return rf"rank {rank} on {host} \(which ({has_not}|{NOT_ANSWERING})\)"
+    return rf"(rank {rank} on {host} \(which {has_not}\)|{host}, which does not answer)"
 
 
 def may_name_several(world, kind):

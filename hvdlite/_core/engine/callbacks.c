@@ -8,13 +8,13 @@
 #include "engine/breaking.h"
 #include "engine/state.h"
 #include "matching/join.h"
+#include "matching/replay.h"
 #include "matching/tags.h"
 #include "operations/plans.h"
 #include "operations/queue.h"
 #include "transfers/transfers.h"
-#include "watching/inquiries.h"
+#include "watching/report.h"
 #include "watching/stall.h"
-#include "watching/standstill.h"
 
 /* Its child goes on without it, and takes over the memory that it works on. */
 static void leave_child(hvdl_operation *op)
@@ -38,7 +38,6 @@ static const char *ending(hvdl_engine *e, hvdl_operation *op, const char *text,
                           char room[HVDL_TEXT_BYTES])
 {
     hvdl_operation *parent = op->parent;
-    hvdl_heed_verdict(e); /* of the others, while this rank was stopped */
     if (e->failure.broken && !text)
         text = e->failure.text; /* nothing succeeds any more, however far it came in this sweep */
     if (e->stall.told)
@@ -82,10 +81,4 @@ static void ended(hvdl_engine *e, const hvdl_ended *what)
         hvdl_zero_operation_ended(e);
 }
 
-static void decided(hvdl_engine *e, hvdl_key key, bool goes_on)
-{
-    if (e->stall.told)
-        hvdl_stall_decided(e, key, goes_on);
-}
-
-const hvdl_callbacks hvdl_engine_callbacks = {ending, ended, decided};
+const hvdl_callbacks hvdl_engine_callbacks = {ending, ended, hvdl_read_journal};

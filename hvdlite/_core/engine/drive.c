@@ -21,9 +21,7 @@
 #include "net/streams.h"
 #include "operations/black_box.h"
 #include "transfers/transfers.h"
-#include "watching/roll_call.h"
 #include "watching/stall.h"
-#include "watching/standstill.h"
 
 /* ---- driving ---- */
 
@@ -33,13 +31,11 @@ static void look_for_late(hvdl_engine *e)
 {
     if (hvdl_stall_look(e))
         hvdl_transfers_stall_look(e, hvdl_now_ns());
-    hvdl_standstill_look(e);
 }
 
 /* What a sweep does not see: ranks of this host that died or were broken, and what is late. */
 static void look_around(hvdl_engine *e, bool for_dead)
 {
-    hvdl_heed_verdict(e); /* before what a rank that failed with it leaves behind */
     if (for_dead)
         hvdl_look_for_dead(e);
     look_for_late(e);
@@ -53,8 +49,8 @@ static __attribute__((noinline)) bool step_more(hvdl_engine *e)
     atomic_store(&e->driving.has_more, e->transfers.used); /* whoever wants more sets it again */
     if (atomic_load(&e->giving_up.wanted))
         any = hvdl_giving_up_step(e);
-    if (atomic_load(&e->roll_calls.waiting))
-        any |= hvdl_roll_calls_step(e);
+    if (atomic_load(&e->stall.wanted))
+        hvdl_stall_ask_for_callers(e);
     if (e->transfers.used)
         any |= hvdl_transfers_step(e);
     return any;
@@ -77,8 +73,8 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
     }
-    if (e->stall.due && !e->failure.broken)
-        hvdl_stall_tell(e, hvdl_read_journal, &progressed);
+    if (e->stall.calls)
+        hvdl_stall_step(e);
     if (++e->driving.sweeps % SWEEPS_BETWEEN_STALL_LOOKS == 0)
         look_for_late(e);
     if (atomic_load_explicit(&e->driving.has_more, memory_order_relaxed))
@@ -91,10 +87,9 @@ bool hvdl_sweep(hvdl_engine *e)
         hvdl_control_flush(e);
     if (e->failure.broken)
         hvdl_end_broken(e); /* which tells the other hosts: those sends are work, too */
-    bool busy = e->announcing.deferred || e->stall.due;
+    bool busy = e->announcing.deferred || e->stall.calls;
     if (between_hosts)
-        busy |= e->transfers.sendings || hvdl_control_busy(e) || e->inquiries.num_asking ||
-                e->silence.questions;
+        busy |= e->transfers.sendings || hvdl_control_busy(e);
     atomic_store_explicit(&e->driving.busy, busy, memory_order_relaxed);
     if (progressed) {
         e->driving.idle_looks = 0;

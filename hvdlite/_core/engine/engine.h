@@ -164,13 +164,9 @@ void hvdl_engine_wake(hvdl_engine *engine);
  * the bits of one that is not cut. 0: it may not be cut. */
 size_t hvdl_engine_cut_bytes(const hvdl_engine *engine);
 
-/* Which ranks have not called it, as far as this host knows or the others answer within a second. absent: by rank.
- * answered: by host. HVDL_EAGAIN: not all hosts have answered; or any rank may answer this receive. */
-hvdl_err hvdl_operation_missing(hvdl_engine *engine, hvdl_operation *operation, bool *absent,
-                                bool *answered);
-/* It has not ended after so long; is_known and the rest: the answer of the above. */
-void hvdl_describe_timeout(const hvdl_engine *engine, const hvdl_operation *operation,
-                           double seconds, const bool *absent, const bool *answered, bool is_known,
+/* It has not ended after so long: names the ranks that have not called it, as far as this host knows or the others
+ * answer within a second. */
+void hvdl_describe_timeout(hvdl_engine *engine, hvdl_operation *operation, double seconds,
                            char text[HVDL_TEXT_BYTES]);
 /* All operations fail on all ranks, with the first text of a rank of the host, and all that are posted later. */
 void hvdl_engine_give_up(hvdl_engine *engine, const char *text);

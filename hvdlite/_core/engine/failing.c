@@ -9,14 +9,12 @@
 #include "operations/operations.h"
 #include "operations/plans.h"
 #include "operations/queue.h"
-#include "watching/stall.h"
 
 void hvdl_fail_all(hvdl_engine *e, const char *text)
 {
     size_t slot = 0;
     hvdl_operation *op;
     hvdl_abandon_all(e);
-    hvdl_stall_end(e);
     hvdl_forget_announced(e);
     while ((op = hvdl_queue_any(e, &slot))) {
         hvdl_plan_forget_waiting(e, op);

@@ -24,6 +24,15 @@ bool hvdl_giving_up_step(hvdl_engine *e)
     return true;
 }
 
+static void tell_hosts(hvdl_engine *e, const char *text)
+{
+    for (int h = 0; e->placement.is_leader && h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
+            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
+        }
+}
+
 void hvdl_announce_give_up(hvdl_engine *e, const char *text)
 {
     if (e->config.num_ranks == 1) {
@@ -33,11 +42,14 @@ void hvdl_announce_give_up(hvdl_engine *e, const char *text)
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP, .arg = TELL_HOSTS}, text,
                   strlen(text) + 1);
     /* The journal is full, as a rank that is stopped does not read it: at least here they fail. */
-    if (e->announcing.deferred)
+    if (e->announcing.deferred) {
+        tell_hosts(e, text);
         hvdl_break_on_all(e, text);
+    }
 }
 
-void hvdl_copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes)
+/* The text that another rank gave, whether or not it ends in these bytes. */
+static void copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes)
 {
     size_t length =
         bytes ? strnlen(from, bytes < HVDL_TEXT_BYTES ? bytes : HVDL_TEXT_BYTES - 1) : 0;
@@ -50,12 +62,17 @@ void hvdl_copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes)
 void hvdl_read_give_up(hvdl_engine *e, const hvdl_entry *entry)
 {
     char text[HVDL_TEXT_BYTES];
-    hvdl_copy_reason(text, hvdl_entry_body(entry), entry->body_bytes);
-    for (int h = 0; entry->arg == TELL_HOSTS && e->placement.is_leader && h < e->config.num_hosts;
-         h++)
-        if (h != e->placement.host) {
-            hvdl_message message = {.type = HVDL_MSG_GIVE_UP};
-            hvdl_send_message(e, h, &message, text, strlen(text) + 1);
-        }
+    copy_reason(text, hvdl_entry_body(entry), entry->body_bytes);
+    if (entry->arg == TELL_HOSTS)
+        tell_hosts(e, text);
     hvdl_break_on_all(e, text);
+}
+
+void hvdl_on_give_up(hvdl_engine *e, const void *reason, size_t bytes)
+{
+    char text[HVDL_TEXT_BYTES];
+    copy_reason(text, reason, bytes);
+    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP}, text, strlen(text) + 1);
+    if (e->announcing.deferred)
+        hvdl_break_on_all(e, text);
 }

@@ -10,8 +10,8 @@
 bool hvdl_giving_up_step(hvdl_engine *engine);
 /* All ranks of all hosts fail with this text, also where this rank is no leader. */
 void hvdl_announce_give_up(hvdl_engine *engine, const char *text);
-/* The text that another rank gave, whether or not it ends in these bytes. */
-void hvdl_copy_reason(char to[HVDL_TEXT_BYTES], const void *from, size_t bytes);
+/* The leader of another host says so. */
+void hvdl_on_give_up(hvdl_engine *engine, const void *reason, size_t bytes);
 void hvdl_read_give_up(hvdl_engine *engine, const hvdl_entry *entry);
 
 #endif

@@ -4,9 +4,9 @@
 #include <time.h>
 
 #include "engine/breaking.h"
+#include "engine/callbacks.h"
 #include "engine/drain.h"
 #include "engine/drive.h"
-#include "engine/callbacks.h"
 #include "engine/failing.h"
 #include "engine/giving_up.h"
 #include "engine/placement.h"
@@ -24,9 +24,7 @@
 #include "operations/recording.h"
 #include "transfers/transfers.h"
 #include "watching/report.h"
-#include "watching/silence.h"
 #include "watching/stall.h"
-#include "watching/standstill.h"
 
 /* ---- making it ---- */
 
@@ -36,14 +34,14 @@ static void free_parts(hvdl_engine *e)
     hvdl_control_destroy(e);
     hvdl_wire_close(&e->wire);
     hvdl_join_free(e);
-    hvdl_silence_free(e);
+    hvdl_stall_free(e);
     hvdl_transfers_free(e);
     hvdl_recording_free(&e->recording);
     hvdl_box_free(&e->black_box);
     hvdl_placement_free(&e->placement, e->config.num_hosts);
     hvdl_queue_free(&e->queue);
     pthread_mutex_destroy(&e->driving.lock);
-    pthread_mutex_destroy(&e->roll_calls.lock);
+    pthread_mutex_destroy(&e->stall.lock);
     pthread_mutex_destroy(&e->giving_up.lock);
     free(e);
 }
@@ -56,7 +54,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     pthread_mutex_init(&e->queue.lock, NULL);
     pthread_mutex_init(&e->driving.lock, NULL);
     pthread_mutex_init(&e->recording.lock, NULL);
-    pthread_mutex_init(&e->roll_calls.lock, NULL);
+    pthread_mutex_init(&e->stall.lock, NULL);
     pthread_mutex_init(&e->giving_up.lock, NULL);
     e->config = *config;
     e->callbacks = &hvdl_engine_callbacks;
@@ -69,7 +67,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
     if (!err)
         err = hvdl_join_make(e);
     if (!err)
-        err = hvdl_silence_make(e);
+        err = hvdl_stall_make(e);
     if (!err)
         err = hvdl_transfers_make(e);
     if (!err)
@@ -85,6 +83,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         return err;
     }
     hvdl_conveyor_init(&e->conveyor, &e->shm);
+    atomic_store(&e->shm.control->ranks[e->placement.local].looked_ns, hvdl_now_ns());
     if (config->num_hosts > 1)
         err = hvdl_control_create(e);
     if (!err)
@@ -170,8 +169,6 @@ void hvdl_engine_free(hvdl_engine *e)
     hvdl_plans_free(e);
     hvdl_meetings_free(e);
     hvdl_announcing_free(e);
-    hvdl_stall_free(e);
-    hvdl_standstill_free(e);
     free_parts(e);
 }
 

@@ -29,7 +29,7 @@ typedef struct {
     _Atomic bool busy;             /* there is background work: sends, releases */
     _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
     _Atomic bool
-        has_more; /* a roll call, a text to give up with, messages: set behind what tells of them */
+        has_more; /* a caller asks who is missing, a text to give up with, messages: set behind what tells of them */
     /* the driver's */
     uint64_t sweeps;
     int idle_looks;         /* since anything moved */
@@ -62,8 +62,8 @@ typedef struct {
                           char room[HVDL_TEXT_BYTES]);
     /* It has ended, and may be freed already: what its plan and the join need to know of it. */
     void (*ended)(hvdl_engine *engine, const hvdl_ended *ended);
-    /* The coordinator of what has this key has an answer. goes_on: it is no error. */
-    void (*decided)(hvdl_engine *engine, hvdl_key key, bool goes_on);
+    /* Reads what the journal holds now, whatever comes of it. Returns whether there was anything. */
+    bool (*read_journal)(hvdl_engine *engine);
 } hvdl_callbacks;
 
 struct hvdl_engine {
@@ -85,14 +85,10 @@ struct hvdl_engine {
     hvdl_pieces pieces;
     hvdl_join join;
     hvdl_stall stall;
-    hvdl_inquiries inquiries;
-    hvdl_silence silence;
-    hvdl_standstill standstill;
     hvdl_transfers transfers;
     hvdl_failure failure;
-    hvdl_roll_calls roll_calls; /* any thread */
-    hvdl_giving_up giving_up;   /* any thread */
-    hvdl_control *control;      /* several hosts; else NULL */
+    hvdl_giving_up giving_up; /* any thread */
+    hvdl_control *control;    /* several hosts; else NULL */
 };
 
 /* ---- small facts ---- */

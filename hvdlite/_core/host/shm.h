@@ -47,8 +47,6 @@ typedef enum {
     HVDL_ENTRY_ALL_JOINED, /* all ranks have */
     HVDL_ENTRY_ZERO,     /* all ranks of this host have: they take part in an operation of others */
     HVDL_ENTRY_ZERO_RUN, /* and in a run of a plan */
-    HVDL_ENTRY_REPORTED, /* an operation is late */
-    HVDL_ENTRY_TAKEN,    /* the rank that speaks about it has done so, or asked another host */
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
     HVDL_ENTRY_ROLL_CALL,   /* which ranks have not called an operation? */
     HVDL_ENTRY_ROLL_ANSWER, /* those of a host */
@@ -73,8 +71,7 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 }
 
 #define HVDL_LEFT_BROKEN 2
-
-typedef enum { HVDL_NO_VERDICT, HVDL_VERDICT_ARISES, HVDL_VERDICT } hvdl_verdict;
+#define HVDL_NUM_CLAIMS 2048
 
 typedef enum {
     HVDL_DID_NOTHING,
@@ -105,7 +102,7 @@ typedef struct {
     _Alignas(128) _Atomic uint32_t last_sequence; /* operations/activity.c */
     hvdl_shm_last last;
     _Atomic uint64_t pid_namespace; /* pid means something only to ranks of the same one */
-    /* standstill.c: when it last looked; how far its operations were then, as a hash; and 1 + the member
+    /* stall.c: when it last looked; how far its operations were then, as a hash; and 1 + the member
      * whose message it waits for, or 0 */
     _Alignas(128) _Atomic uint64_t looked_ns;
     _Atomic uint64_t place;
@@ -119,12 +116,7 @@ typedef struct {
      * a sequentially consistent fence on both sides, so that one of the two sees the other. */
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
     _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
-    _Atomic uint64_t spoken; /* silence.c: the last report of a journal that stands still */
-    /* standstill.c: the text with which all operations of this host fail; not in the journal, which may be
-     * full because a rank does not read it. */
-    _Alignas(128) _Atomic uint32_t verdict; /* hvdl_verdict; release when the text is there */
-    char verdict_text[HVDL_TEXT_BYTES];
-    _Atomic uint64_t told_place;        /* the last report of a standstill */
+    _Alignas(128) _Atomic uint64_t claims[HVDL_NUM_CLAIMS]; /* roll_call.c: who makes a report */
     _Atomic uint32_t has_told_shutdown; /* report.c: how to let a wait end the job */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;

@@ -7,6 +7,7 @@
 
 #include "base/sizes.h"
 #include "engine/breaking.h"
+#include "engine/giving_up.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/coordinator.h"
@@ -15,10 +16,7 @@
 #include "matching/soundness.h"
 #include "matching/tags.h"
 #include "operations/plans.h"
-#include "watching/inquiries.h"
 #include "watching/roll_call.h"
-#include "watching/silence.h"
-#include "watching/standstill.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
@@ -76,13 +74,6 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
     case HVDL_MSG_ZERO: hvdl_on_zero(e, message); break;
     case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
     case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
-    case HVDL_MSG_SPOKEN: hvdl_on_spoken(e, message->key, message->run, message->tag); break;
-    case HVDL_MSG_HEARD: hvdl_on_heard(e, message); break;
-    case HVDL_MSG_STALLED: hvdl_on_stalled(e, message->host, payload); break;
-    case HVDL_MSG_ASK: hvdl_on_ask(e, message->host, message->key, message->run); break;
-    case HVDL_MSG_STATUS:
-        hvdl_on_status(e, message->host, message->key, message->run, payload);
-        break;
     case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload, message->payload_bytes); break;
     case HVDL_MSG_ROLL_CALL:
         hvdl_on_roll_call(e, message->host, payload, message->payload_bytes);
@@ -90,9 +81,6 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
     case HVDL_MSG_ROLL_ANSWER:
         hvdl_on_roll_answer(e, message->host, payload, message->payload_bytes);
         break;
-    case HVDL_MSG_STANDS: hvdl_on_stands(e, message, payload); break;
-    case HVDL_MSG_STANDING: hvdl_on_standing(e, message, payload); break;
-    case HVDL_MSG_STOOD: hvdl_on_stood(e, payload); break;
     case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
     case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:

@@ -177,7 +177,6 @@ static void decide(hvdl_engine *e, hvdl_agreement *agreement)
     const hvdl_desc *desc = &agreement->variants.variants[0].desc;
     bool differ = agreement->variants.count > 1;
     bool is_absent = agreement->absent >= 0 && !hvdl_can_be_joined(desc);
-    e->callbacks->decided(e, agreement->key, !differ && !is_absent);
     char text[HVDL_TEXT_BYTES];
     if (differ) {
         hvdl_variants_describe(&agreement->variants, &e->placement.naming, text);

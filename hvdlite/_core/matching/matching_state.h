@@ -37,7 +37,6 @@ struct hvdl_meeting {
     hvdl_operation *operation; /* this rank's, once posted */
     hvdl_plan *plan;           /* a run of it */
     uint64_t epoch;            /* of join.c, when it began */
-    hvdl_reporting reporting;  /* stall.c */
     int coordinator;           /* the host whose leader was asked and has not answered, or -1 */
     bool internal;             /* of the engine's own operations: a joined rank takes part itself */
     bool has_sites;            /* of some of the host's ranks */

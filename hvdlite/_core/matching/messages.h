@@ -18,17 +18,9 @@ enum {
     HVDL_MSG_ZERO,
     HVDL_MSG_RUN,
     HVDL_MSG_RUNS,
-    HVDL_MSG_STALLED,
-    HVDL_MSG_HEARD,
-    HVDL_MSG_SPOKEN,
-    HVDL_MSG_ASK,
-    HVDL_MSG_STATUS,
     HVDL_MSG_GIVE_UP,
     HVDL_MSG_ROLL_CALL,
     HVDL_MSG_ROLL_ANSWER,
-    HVDL_MSG_STANDS,
-    HVDL_MSG_STANDING,
-    HVDL_MSG_STOOD,
     HVDL_MSG_FREE,
     HVDL_MSG_SHORT
 };
@@ -36,16 +28,14 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag; /* START; TURN: the number; HEARD: it gives up; SPOKEN: of the report; STANDS,
-                  * STANDING: of the question */
+    int32_t tag; /* START; TURN: the number */
     int32_t rank,
         clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED a rank that has joined */
     int16_t internal;    /* POSTED: of the engine's own operations */
     uint16_t site_bytes; /* of the last variant's site, with its NUL, that travel */
     uint64_t epoch;      /* POSTED */
     uint64_t clock;      /* the sender's, see hvdl_host_joins.clock */
-    uint64_t
-        run; /* RUN, HEARD, SPOKEN, ASK, STATUS, STANDS: its number; RUNS: how many there are */
+    uint64_t run;        /* RUN: its number; RUNS: how many there are */
     int32_t num_done, done[HVDL_MAX_DONE];
     uint32_t payload_bytes;
     hvdl_variants variants; /* POSTED; the last, as only those that are there travel */

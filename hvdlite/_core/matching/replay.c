@@ -26,7 +26,6 @@
 #include "operations/plans.h"
 #include "transfers/transfers.h"
 #include "watching/roll_call.h"
-#include "watching/stall.h"
 
 /* Fails it with a text that may begin with HVDL_TITLE_HERE. */
 static void fail_with_title(hvdl_engine *e, hvdl_operation *op, const char *text)
@@ -411,8 +410,6 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_ALL_JOINED: hvdl_read_all_joined(e, (int)entry->arg); return;
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
-    case HVDL_ENTRY_REPORTED: hvdl_read_reported(e, entry); return;
-    case HVDL_ENTRY_TAKEN: hvdl_read_taken(e, entry); return;
     case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
     case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
     case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;

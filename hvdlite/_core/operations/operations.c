@@ -50,6 +50,7 @@ void hvdl_operation_free(hvdl_operation *op)
 {
     free(op->name);
     free(op->error);
+    free(op->stall.answer);
     free(op->all_rows);
     if (has_extras(op))
         free_extras(op);

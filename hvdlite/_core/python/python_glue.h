@@ -95,7 +95,7 @@ hvdl_py_function_of_dict hvdl_py_plan;
 hvdl_py_fast hvdl_py_post, hvdl_py_run_allreduce;
 hvdl_py_fast_of_keywords hvdl_py_run, hvdl_py_send, hvdl_py_recv;
 /* Operation */
-hvdl_py_function hvdl_py_operation_drive, hvdl_py_operation_missing, hvdl_py_withdraw;
+hvdl_py_function hvdl_py_operation_drive, hvdl_py_withdraw;
 hvdl_py_fast_of_keywords hvdl_py_operation_wait;
 
 /* ---- python_conversions.c ---- */

@@ -219,7 +219,6 @@ static PyMethodDef operation_methods[] = {
     {"poll", operation_poll, METH_NOARGS, NULL},
     HVDL_PY_METHOD("wait", hvdl_py_operation_wait, HVDL_PY_KEYWORDS),
     {"drive", hvdl_py_operation_drive, METH_O, NULL},
-    {"missing", hvdl_py_operation_missing, METH_NOARGS, NULL},
     {"label", operation_label, METH_NOARGS, NULL},
     {"rows", operation_rows, METH_NOARGS, NULL},
     {"capsule", operation_capsule, METH_NOARGS, NULL},

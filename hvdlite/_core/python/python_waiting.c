@@ -77,58 +77,6 @@ static uint64_t deadline_of(double seconds)
     return seconds >= 0.0 && seconds < LONGEST_S ? hvdl_now_ns() + (uint64_t)(seconds * 1e9) : 0;
 }
 
-/* ---- which ranks are missing ---- */
-
-typedef struct {
-    bool *absent, *answered; /* by rank; by host */
-    bool is_known;           /* all hosts have answered */
-} roll;
-
-/* -1: an exception. */
-static int ask(hvdl_engine *engine, hvdl_operation *operation, roll *to)
-{
-    size_t ranks = (size_t)hvdl_engine_num_ranks(engine);
-    hvdl_err err;
-    to->absent = malloc(ranks + (size_t)hvdl_engine_num_hosts(engine));
-    if (!to->absent) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    to->answered = to->absent + ranks;
-    Py_BEGIN_ALLOW_THREADS err =
-        hvdl_operation_missing(engine, operation, to->absent, to->answered);
-    Py_END_ALLOW_THREADS to->is_known = !err;
-    return 0;
-}
-
-/* World ranks; NULL: an exception. */
-static PyObject *ranks_of(const hvdl_engine *engine, const bool *absent)
-{
-    PyObject *list = PyList_New(0);
-    for (int rank = 0; list && rank < hvdl_engine_num_ranks(engine); rank++)
-        if (absent[rank])
-            hvdl_py_append(&list, PyLong_FromLong(hvdl_engine_world_rank(engine, rank)));
-    PyObject *all = list ? PyList_AsTuple(list) : NULL;
-    Py_XDECREF(list);
-    return all;
-}
-
-PyObject *hvdl_py_operation_missing(PyObject *object, PyObject *unused)
-{
-    OperationObject *self = (OperationObject *)object;
-    hvdl_engine *engine = hvdl_py_engine(self->engine);
-    roll found;
-    (void)unused;
-    if (!engine || ask(engine, self->operation, &found))
-        return NULL;
-    PyObject *all = ranks_of(engine, found.absent);
-    free(found.absent);
-    if (!all || PyTuple_Size(all) || found.is_known)
-        return all;
-    Py_DECREF(all);
-    Py_RETURN_NONE;
-}
-
 static PyObject *outcome_of(hvdl_operation *operation)
 {
     const char *error = hvdl_operation_error(operation);
@@ -139,16 +87,8 @@ static PyObject *outcome_of(hvdl_operation *operation)
 static PyObject *time_is_over(hvdl_engine *engine, hvdl_operation *operation, double seconds)
 {
     char text[HVDL_TEXT_BYTES];
-    roll found;
-    if (ask(engine, operation, &found))
-        return NULL;
-    bool done = hvdl_operation_done(operation);
-    if (!done)
-        hvdl_describe_timeout(engine, operation, seconds, found.absent, found.answered,
-                              found.is_known, text);
-    free(found.absent);
-    if (done)
-        return outcome_of(operation);
+    Py_BEGIN_ALLOW_THREADS hvdl_describe_timeout(engine, operation, seconds, text);
+    Py_END_ALLOW_THREADS if (hvdl_operation_done(operation)) return outcome_of(operation);
     PyObject *decoded = hvdl_py_decode(text);
     if (decoded)
         PyErr_SetObject(PyExc_TimeoutError, decoded);

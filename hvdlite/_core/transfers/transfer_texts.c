@@ -55,20 +55,8 @@ static void put_awaited(const hvdl_engine *e, const hvdl_transfer *t, int peer, 
 
 /* ---- limits ---- */
 
-hvdl_err hvdl_transfer_missing(const hvdl_transfer *t, bool *absent)
-{
-    /* Acquire: pairs with the release in set_matched. */
-    if (hvdl_operation_done(t->operation) ||
-        atomic_load_explicit(&t->matched, memory_order_acquire))
-        return HVDL_OK;
-    if (t->posted_peer == HVDL_ANY_SOURCE)
-        return HVDL_EAGAIN;
-    absent[t->posted_peer] = true;
-    return HVDL_OK;
-}
-
 void hvdl_describe_transfer_timeout(const hvdl_engine *e, const hvdl_transfer *t, double seconds,
-                                    const bool *absent, bool is_known, char text[HVDL_TEXT_BYTES])
+                                    char text[HVDL_TEXT_BYTES])
 {
     const hvdl_operation *op = t->operation;
     hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
@@ -76,9 +64,9 @@ void hvdl_describe_transfer_timeout(const hvdl_engine *e, const hvdl_transfer *t
     if (op->site)
         hvdl_put(&to, " (%s)", op->site);
     hvdl_put(&to, " has not ended within %g s: ", seconds);
-    if (!is_known || (t->posted_peer != HVDL_ANY_SOURCE && absent[t->posted_peer]))
+    if (!atomic_load_explicit(&t->matched, memory_order_acquire))
         put_awaited(e, t, t->posted_peer, &to);
-    else /* it is matched, so that its peer stays */
+    else /* so that its peer stays */
         hvdl_put(&to,
                  "rank %d on %s has called %s, and not all data has moved; is a process stopped, "
                  "or a host cut off?",
@@ -87,8 +75,6 @@ void hvdl_describe_transfer_timeout(const hvdl_engine *e, const hvdl_transfer *t
 }
 
 /* ---- the stall check ---- */
-
-#define LONGEST_LOOK_NS 500000000ull /* more was no wait: this rank did not run */
 
 static void put_late(const hvdl_engine *e, const hvdl_transfer *t, uint64_t age_ns, bool again,
                      hvdl_writer *to)
@@ -145,25 +131,23 @@ static uint64_t waiting_ns(hvdl_engine *e, hvdl_transfer *t, uint64_t now)
         hvdl_transfer_goes_on(e, t);
         t->num_reports = 0;
         t->seen_moves = all->moves[t->peer];
-        t->still_since_ns = all->ran_ns;
+        t->still_since_ns = e->stall.ran_ns;
     }
-    return all->ran_ns - t->still_since_ns;
+    return e->stall.ran_ns - t->still_since_ns;
 }
 
 void hvdl_transfers_stall_look(hvdl_engine *e, uint64_t now)
 {
     hvdl_transfers *all = &e->transfers;
     const hvdl_table *by_id = &all->by_id;
-    uint64_t limit = e->config.stall_shutdown_ns, gap = now - all->looked_ns;
-    all->looked_ns = now;
-    all->ran_ns += gap < LONGEST_LOOK_NS ? gap : LONGEST_LOOK_NS;
+    uint64_t limit = e->config.stall_shutdown_ns;
     for (size_t i = 0; i < by_id->num_slots; i++)
         for (hvdl_node *node = by_id->slots[i]; node; node = node->next) {
             hvdl_transfer *t = HVDL_CONTAINER(node, hvdl_transfer, by_id);
             uint64_t age = waiting_ns(e, t, now);
             bool gives_up = limit && age > limit;
             char text[HVDL_TEXT_BYTES];
-            if (!gives_up && !hvdl_report_is_due(e, age, t->num_reports))
+            if (!gives_up && !hvdl_report_is_due(e->config.stall_warning_ns, age, t->num_reports))
                 continue;
             describe_late(e, t, age, gives_up, text);
             if (gives_up) {

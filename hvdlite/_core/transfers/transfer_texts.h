@@ -13,11 +13,9 @@ void hvdl_describe_sizes(const hvdl_engine *engine, const hvdl_transfer *transfe
 /* Nobody is left for it. */
 void hvdl_describe_gone(const hvdl_engine *engine, const hvdl_transfer *transfer,
                         char text[HVDL_TEXT_BYTES]);
-/* What hvdl_operation_missing and hvdl_describe_timeout say of it. Any thread. */
-hvdl_err hvdl_transfer_missing(const hvdl_transfer *transfer, bool *absent);
+/* What hvdl_describe_timeout says of it. Any thread. */
 void hvdl_describe_transfer_timeout(const hvdl_engine *engine, const hvdl_transfer *transfer,
-                                    double seconds, const bool *absent, bool is_known,
-                                    char text[HVDL_TEXT_BYTES]);
+                                    double seconds, char text[HVDL_TEXT_BYTES]);
 /* It is matched, or its data moves: if it was reported as late, that is over. */
 void hvdl_transfer_goes_on(hvdl_engine *engine, hvdl_transfer *transfer);
 

@@ -122,8 +122,6 @@ typedef struct {
     int *num_incoming;  /* by local rank */
     int num_on_wire;
     uint64_t *moves; /* blocks and segments that went to or from each member, ever */
-    /* transfer_texts.c */
-    uint64_t looked_ns, ran_ns; /* at the last look, and for how long this rank has been running */
 } hvdl_transfers;
 
 #endif

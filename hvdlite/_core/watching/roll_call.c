@@ -1,8 +1,3 @@
-/* Roll calls: which ranks have not called an operation. The caller links its call and drives the engine, or
- * waits while another thread does. The driver fills in what this host's journal says. Between hosts it puts
- * the question into the journal (ROLL_CALL); the leader sends it to the other leaders, and puts each answer
- * into the journal (ROLL_ANSWER), where the rank that asked reads it. A host that does not answer in time
- * is left out. */
 #define _GNU_SOURCE
 #include "watching/roll_call.h"
 
@@ -12,301 +7,260 @@
 #include "engine/placement.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
-#include "matching/coordinator.h"
 #include "matching/messages.h"
-#include "operations/plans.h"
-#include "transfers/transfer_texts.h"
+#include "watching/missing.h"
 #include "watching/report.h"
 
-#define LONGEST_NS 1000000000ull /* of a call, from the caller's side */
-#define LOOK_NS 2000000L         /* how often the caller looks for its end */
-#define MAX_NAMED 8              /* ranks that a text names one by one */
-
-struct hvdl_roll_call {
-    hvdl_roll_call *next;
-    const hvdl_operation *operation;
-    uint64_t number; /* 0: not begun */
-    int num_answers;
-    bool *answered;    /* by host */
-    bool *absent;      /* by rank */
-    _Atomic bool done; /* all hosts have answered */
-};
-
-/* In the journal and between leaders. What another rank wrote is checked before it is used; what is not
- * right is as if it had not come: its host is left out. */
-typedef struct {
-    hvdl_key key;
-    uint64_t run, number;
-    int32_t host, local; /* that asks */
-    int32_t is_posted;   /* all ranks of that host have posted it, and its coordinator knows so */
-} question;
-
-/* `absent` of each local rank follows. */
-typedef struct {
-    uint64_t number;
-    int32_t local; /* that asks */
-    int32_t host;  /* that answers */
-    int32_t is_decided;
-    int32_t num_ranks;
-} answer_head;
+#define CALLERS_PATIENCE_NS 1000000000ull
+#define MAX_REPORTS 65536 /* of one operation */
 
 typedef struct {
-    answer_head head;
-    uint8_t absent[HVDL_MAX_LOCAL];
-} answer;
+    hvdl_answer head;
+    uint8_t presence[HVDL_MAX_LOCAL];
+} whole_answer;
 
-static size_t answer_bytes(const answer *what)
+static size_t answer_bytes(const whole_answer *answer)
 {
-    return sizeof what->head + (size_t)what->head.num_ranks * sizeof *what->absent;
+    return sizeof answer->head + (size_t)answer->head.num_ranks;
 }
 
-/* A question that a rank of `host` asks. */
+/* ---- what another rank wrote is checked before it is used; if it is not right, it is as if it had not come ---- */
+
 static bool read_question(const hvdl_engine *e, int host, const void *from, size_t bytes,
-                          question *to)
+                          hvdl_question *to)
 {
     if (bytes != sizeof *to)
         return false;
     memcpy(to, from, sizeof *to);
-    return to->host == host && to->local >= 0 && to->local < e->placement.host_sizes[host];
+    return to->host == host && to->local >= 0 && to->local < e->placement.host_sizes[host] &&
+           to->report >= 0 && to->report < MAX_REPORTS;
 }
 
-/* An answer of any host. */
-static bool read_answer(const hvdl_engine *e, const void *from, size_t bytes, answer *to)
+static bool read_answer(const hvdl_engine *e, const void *from, size_t bytes, whole_answer *to)
 {
-    if (bytes < sizeof to->head || bytes > sizeof *to)
+    const hvdl_answer *head = &to->head;
+    if (bytes < sizeof *head || bytes > sizeof *to)
         return false;
     memcpy(to, from, bytes);
-    return to->head.host >= 0 && to->head.host < e->config.num_hosts &&
-           to->head.num_ranks == e->placement.host_sizes[to->head.host] &&
-           bytes == answer_bytes(to);
+    return head->host >= 0 && head->host < e->config.num_hosts &&
+           head->num_ranks == e->placement.host_sizes[head->host] && bytes == answer_bytes(to) &&
+           head->awaits < e->config.num_ranks && memchr(head->missing, 0, sizeof head->missing);
 }
 
-/* ---- what a host knows ---- */
+/* ---- one report for all who wait ---- */
 
-/* Only the coordinator knows of an operation that has ended here and not there; a host that has ended it
- * looks as if it had not begun it. */
-static bool is_decided(hvdl_engine *e, const question *asked)
+/* A claim, from the highest bits on: what it is about, the report's number, the host. */
+#define CLAIM_HOST_BITS 16
+#define CLAIM_WHAT_BITS 24                      /* below it */
+#define ENDING ((uint64_t)1 << CLAIM_WHAT_BITS) /* of the one that ends everything */
+#define PROBES 8
+
+/* Where this claim stands, or has room: an old one goes if there is none. */
+static _Atomic uint64_t *find_claim(hvdl_engine *e, uint64_t claim)
 {
-    return asked->is_posted && hvdl_coordinator_of(e, asked->key) == e->placement.host &&
-           !hvdl_is_open(e, asked->key, asked->host);
+    _Atomic uint64_t *claims = e->shm.control->claims, *room = NULL;
+    if (claim == ENDING)
+        return &claims[0];
+    size_t slot = 1 + (claim >> CLAIM_WHAT_BITS) % (HVDL_NUM_CLAIMS - PROBES);
+    for (size_t i = slot; i < slot + PROBES; i++) {
+        uint64_t found = atomic_load(&claims[i]);
+        if (found >> CLAIM_HOST_BITS == claim >> CLAIM_HOST_BITS)
+            return &claims[i];
+        if (!found && !room)
+            room = &claims[i];
+    }
+    return room ? room : &claims[slot];
 }
 
-static void fill_answer(hvdl_engine *e, const question *asked, answer *to)
+int hvdl_claim_report(hvdl_engine *e, uint64_t what, const hvdl_question *asked, int host)
 {
-    const hvdl_meeting *meeting = hvdl_meeting_of(e, asked->key, asked->run);
-    const hvdl_plan *plan = hvdl_plan_by_key(e, asked->key);
-    bool is_over = meeting ? hvdl_is_agreed(e, meeting) : plan && asked->run < plan->num_runs;
-    to->head = (answer_head){.number = asked->number,
-                             .local = asked->local,
-                             .host = e->placement.host,
-                             .num_ranks = e->placement.local_size};
-    for (int r = 0; r < e->placement.local_size; r++)
-        to->absent[r] = !is_over && !e->join.joined[r] && !(meeting && meeting->posted_by[r]);
-    if (e->config.num_hosts > 1 && e->placement.is_leader)
-        to->head.is_decided = is_decided(e, asked);
+    uint64_t about = hvdl_mix(what + (uint64_t)asked->kind) >> CLAIM_WHAT_BITS;
+    uint64_t claim = about << CLAIM_WHAT_BITS | (uint64_t)(asked->report & 255) << CLAIM_HOST_BITS;
+    uint64_t host_mask = ((uint64_t)1 << CLAIM_HOST_BITS) - 1;
+    claim = asked->gives_up ? ENDING : claim;
+    for (;;) {
+        _Atomic uint64_t *word = find_claim(e, claim);
+        uint64_t old = atomic_load(word);
+        int holder = (old & ~host_mask) == claim ? (int)(old & host_mask) : -1;
+        if (holder >= 0 && (holder <= host || host == e->placement.host))
+            return holder;
+        if (atomic_compare_exchange_strong(word, &old, claim | (uint64_t)host))
+            return holder;
+    }
+}
+
+void hvdl_unclaim_end(hvdl_engine *e)
+{
+    uint64_t own = ENDING | (uint64_t)e->placement.host;
+    atomic_compare_exchange_strong(&e->shm.control->claims[0], &own, 0);
 }
 
 /* ---- the rank that asks ---- */
 
-static void add_answer(hvdl_engine *e, hvdl_roll_call *call, const answer *what)
+static void add_answer(hvdl_engine *e, hvdl_roll_call *call, const whole_answer *answer)
 {
-    int host = what->head.host;
-    if (what->head.is_decided) {
-        memset(call->absent, 0, (size_t)e->config.num_ranks * sizeof *call->absent);
-        atomic_store(&call->done, true);
-    }
-    if (call->answered[host] || atomic_load(&call->done))
+    const hvdl_answer *head = &answer->head;
+    if (call->answered[head->host])
         return;
-    call->answered[host] = true;
-    for (int r = 0; r < e->placement.host_sizes[host]; r++)
-        call->absent[hvdl_member_of_host(&e->placement, host, r)] = what->absent[r];
-    if (++call->num_answers == e->config.num_hosts)
-        atomic_store(&call->done, true);
-}
-
-/* False: this host does not know the operation yet. */
-static bool begin(hvdl_engine *e, hvdl_roll_call *call)
-{
-    const hvdl_operation *op = call->operation;
-    const hvdl_meeting *meeting = op->meeting;
-    answer own;
-    if (hvdl_operation_done(op)) {
-        atomic_store(&call->done, true);
-        return true;
+    call->answered[head->host] = true;
+    call->num_answers++;
+    call->goes_on |= head->goes_on;
+    call->is_told |= head->told_by == HVDL_TOLD_ALREADY ||
+                     (head->told_by >= 0 && head->told_by < e->placement.host);
+    call->num_elsewhere += head->num_elsewhere;
+    if (call->awaits < 0)
+        call->awaits = head->awaits;
+    if (*head->missing)
+        hvdl_put(&call->missing, "%s%s", call->missing.used ? ", " : "", head->missing);
+    for (int r = 0; r < head->num_ranks; r++) {
+        call->num_missing += answer->presence[r] == HVDL_HAS_NOT_POSTED;
+        call->presence[hvdl_member_of_host(&e->placement, head->host, r)] = answer->presence[r];
     }
-    if (!meeting)
-        return false;
-    call->number = ++e->roll_calls.last_number;
-    question asked = {.key = op->key, .run = hvdl_run_of(op), .number = call->number};
-    asked.host = e->placement.host;
-    asked.local = e->placement.local;
-    asked.is_posted = !meeting->collecting && !meeting->plan;
-    fill_answer(e, &asked, &own);
-    own.head.is_decided |= hvdl_is_agreed(e, meeting);
-    add_answer(e, call, &own);
-    if (!atomic_load(&call->done))
-        hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ROLL_CALL}, &asked, sizeof asked);
-    return true;
 }
 
-bool hvdl_roll_calls_step(hvdl_engine *e)
+static void describe_here(hvdl_engine *e, const hvdl_question *asked, whole_answer *to)
 {
-    bool waiting = false, any = false;
-    pthread_mutex_lock(&e->roll_calls.lock);
-    for (hvdl_roll_call *call = e->roll_calls.calls; call; call = call->next)
-        if (!call->number && !atomic_load(&call->done)) {
-            bool begun = begin(e, call);
-            any |= begun;
-            waiting |= !begun;
+    to->head = (hvdl_answer){.number = asked->number,
+                             .host = e->placement.host,
+                             .local = asked->local,
+                             .num_ranks = e->placement.local_size,
+                             .awaits = -1,
+                             .told_by = HVDL_TOLD_BY_NOBODY};
+    memset(to->presence, HVDL_TAKES_NO_PART, sizeof to->presence);
+    hvdl_describe_missing(e, asked, &to->head, to->presence);
+}
+
+static void ask_hosts(hvdl_engine *e, const hvdl_question *asked)
+{
+    for (int h = 0; h < e->config.num_hosts; h++)
+        if (h != e->placement.host) {
+            hvdl_message message = {.type = HVDL_MSG_ROLL_CALL};
+            hvdl_send_message(e, h, &message, asked, sizeof *asked);
         }
-    atomic_store(&e->roll_calls.waiting, waiting);
-    if (waiting)
-        atomic_store(&e->driving.has_more, true);
-    pthread_mutex_unlock(&e->roll_calls.lock);
-    return any;
+}
+
+hvdl_roll_call *hvdl_call_roll(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how)
+{
+    size_t hosts = (size_t)e->config.num_hosts, ranks = (size_t)e->config.num_ranks;
+    hvdl_roll_call *call = calloc(1, sizeof *call + hosts * sizeof *call->answered + ranks);
+    whole_answer own;
+    if (!call)
+        return NULL; /* no report is better than no job */
+    call->operation = op;
+    call->question = *how;
+    call->question.host = e->placement.host;
+    call->question.local = e->placement.local;
+    call->question.number = ++e->stall.num_calls;
+    call->asked_ns = e->stall.ran_ns;
+    call->awaits = -1;
+    call->missing = (hvdl_writer){call->text, sizeof call->text, 0};
+    call->answered = (bool *)(call + 1);
+    call->presence = (uint8_t *)(call->answered + hosts);
+    call->next = e->stall.calls;
+    e->stall.calls = call;
+    describe_here(e, &call->question, &own);
+    add_answer(e, call, &own);
+    if (hosts == 1 || how->is_alone)
+        return call;
+    if (e->placement.is_leader) /* also where the journal is full */
+        ask_hosts(e, &call->question);
+    else
+        hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ROLL_CALL}, &call->question,
+                      sizeof call->question);
+    return call;
+}
+
+void hvdl_end_roll_call(hvdl_engine *e, hvdl_roll_call *call)
+{
+    hvdl_roll_call **at = &e->stall.calls;
+    while (*at != call)
+        at = &(*at)->next;
+    *at = call->next;
+    free(call);
+}
+
+static void put_silent(hvdl_engine *e, hvdl_roll_call *call)
+{
+    /* Without its leader a rank hears of no host. */
+    int leader = hvdl_rank_of_local(e, 0);
+    bool is_cut_off = call->num_answers == 1 && !e->placement.is_leader && hvdl_quiet_ns(e, 0);
+    call->num_silent = e->config.num_hosts - call->num_answers;
+    bool is_named = call->question.kind == HVDL_CALL_STILL
+                        ? call->missing.used > 0
+                        : call->presence[leader] == HVDL_HAS_NOT_POSTED;
+    if (is_cut_off && !is_named)
+        hvdl_put(&call->missing, "%srank %d on %s, which does not answer",
+                 call->missing.used ? ", " : "", hvdl_world_rank(e, leader),
+                 e->placement.name_of[leader]);
+    for (int h = 0; !is_cut_off && h < e->config.num_hosts; h++)
+        if (!call->answered[h]) {
+            e->stall.silent[h] |= call->question.kind != HVDL_CALL_CALLER;
+            hvdl_put(&call->missing, "%s%s, which does not answer", call->missing.used ? ", " : "",
+                     e->config.host_names[h]);
+        }
+}
+
+bool hvdl_roll_is_complete(hvdl_engine *e, hvdl_roll_call *call)
+{
+    bool is_for_caller = call->question.kind == HVDL_CALL_CALLER;
+    uint64_t patience_ns = is_for_caller ? CALLERS_PATIENCE_NS : HVDL_PATIENCE_NS;
+    bool has_time = e->stall.ran_ns < call->asked_ns + patience_ns;
+    if (call->num_answers == e->config.num_hosts || call->question.is_alone || call->goes_on)
+        return true;
+    for (int h = 0; h < e->config.num_hosts; h++)
+        if (!call->answered[h] && !e->stall.silent[h] && has_time)
+            return false;
+    put_silent(e, call);
+    return true;
 }
 
 void hvdl_read_roll_answer(hvdl_engine *e, const hvdl_entry *entry)
 {
-    answer what;
-    if (!read_answer(e, hvdl_entry_body(entry), entry->body_bytes, &what) ||
-        what.head.local != e->placement.local)
+    whole_answer answer;
+    if (!read_answer(e, hvdl_entry_body(entry), entry->body_bytes, &answer) ||
+        answer.head.local != e->placement.local)
         return;
-    pthread_mutex_lock(&e->roll_calls.lock);
-    for (hvdl_roll_call *call = e->roll_calls.calls; call; call = call->next)
-        if (call->number == what.head.number)
-            add_answer(e, call, &what);
-    pthread_mutex_unlock(&e->roll_calls.lock);
+    e->stall.silent[answer.head.host] = false;
+    for (hvdl_roll_call *call = e->stall.calls; call; call = call->next)
+        if (call->question.number == answer.head.number)
+            add_answer(e, call, &answer);
 }
 
 /* ---- the leaders ---- */
 
-static void announce_answer(hvdl_engine *e, const answer *what)
-{
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ROLL_ANSWER}, what, answer_bytes(what));
-}
-
 void hvdl_read_roll_call(hvdl_engine *e, const hvdl_entry *entry)
 {
-    question asked;
-    answer own;
-    if (!e->placement.is_leader ||
-        !read_question(e, e->placement.host, hvdl_entry_body(entry), entry->body_bytes, &asked))
-        return;
-    if (is_decided(e, &asked)) {
-        fill_answer(e, &asked, &own);
-        announce_answer(e, &own);
-        return;
-    }
-    for (int h = 0; h < e->config.num_hosts; h++)
-        if (h != e->placement.host) {
-            hvdl_message message = {.type = HVDL_MSG_ROLL_CALL};
-            hvdl_send_message(e, h, &message, &asked, sizeof asked);
-        }
+    hvdl_question asked;
+    if (e->placement.is_leader &&
+        read_question(e, e->placement.host, hvdl_entry_body(entry), entry->body_bytes, &asked))
+        ask_hosts(e, &asked);
 }
 
 void hvdl_on_roll_call(hvdl_engine *e, int host, const void *payload, size_t bytes)
 {
     hvdl_message message = {.type = HVDL_MSG_ROLL_ANSWER};
-    question asked;
-    answer own;
+    hvdl_question asked;
+    whole_answer own;
     if (!read_question(e, host, payload, bytes, &asked))
         return;
-    fill_answer(e, &asked, &own);
+    e->stall.silent[host] = false;
+    hvdl_survey(e);
+    describe_here(e, &asked, &own);
     hvdl_send_message(e, host, &message, &own, answer_bytes(&own));
 }
 
 void hvdl_on_roll_answer(hvdl_engine *e, int host, const void *payload, size_t bytes)
 {
-    answer what;
-    if (read_answer(e, payload, bytes, &what) && what.head.host == host)
-        announce_answer(e, &what);
-}
-
-/* ---- the caller ---- */
-
-static void link_call(hvdl_engine *e, hvdl_roll_call *call)
-{
-    pthread_mutex_lock(&e->roll_calls.lock);
-    call->next = e->roll_calls.calls;
-    e->roll_calls.calls = call;
-    atomic_store(&e->roll_calls.waiting, true);
-    atomic_store(&e->driving.has_more, true);
-    pthread_mutex_unlock(&e->roll_calls.lock);
-}
-
-static void unlink_call(hvdl_engine *e, const hvdl_roll_call *call)
-{
-    pthread_mutex_lock(&e->roll_calls.lock);
-    hvdl_roll_call **at = &e->roll_calls.calls;
-    while (*at != call)
-        at = &(*at)->next;
-    *at = call->next;
-    pthread_mutex_unlock(&e->roll_calls.lock);
-}
-
-hvdl_err hvdl_operation_missing(hvdl_engine *e, hvdl_operation *op, bool *absent, bool *answered)
-{
-    hvdl_roll_call call = {.operation = op, .absent = absent, .answered = answered};
-    memset(absent, 0, (size_t)e->config.num_ranks * sizeof *absent);
-    memset(answered, 0, (size_t)e->config.num_hosts * sizeof *answered);
-    if (op->transfer)
-        return hvdl_transfer_missing(op->transfer, absent);
-    uint64_t deadline = hvdl_now_ns() + LONGEST_NS;
-    link_call(e, &call);
-    while (!atomic_load(&call.done) && hvdl_now_ns() < deadline &&
-           !hvdl_operation_wait(e, op, LOOK_NS))
-        ;
-    unlink_call(e, &call);
-    if (!atomic_load(&call.done))
-        return hvdl_operation_done(op) ? HVDL_OK : HVDL_EAGAIN;
-    return HVDL_OK;
-}
-
-/* ---- the text ---- */
-
-static void put_absent(const hvdl_engine *e, const bool *absent, hvdl_writer *to)
-{
-    int count = 0, named = 0;
-    for (int rank = 0; rank < e->config.num_ranks; rank++)
-        count += absent[rank];
-    for (int rank = 0; rank < e->config.num_ranks && named < MAX_NAMED; rank++)
-        if (absent[rank])
-            hvdl_put(to, "%srank %d on %s", named++ ? ", " : "", hvdl_world_rank(e, rank),
-                     e->placement.name_of[rank]);
-    if (count > named)
-        hvdl_put(to, " and %d more", count - named);
-    hvdl_put(to, count > 1 ? " have not called it" : " has not called it");
-}
-
-static void put_silent(const hvdl_engine *e, const bool *answered, hvdl_writer *to)
-{
-    for (int h = 0; h < e->config.num_hosts; h++)
-        if (!answered[h])
-            hvdl_put(to, "; %s does not answer", e->config.host_names[h]);
-}
-
-void hvdl_describe_timeout(const hvdl_engine *e, const hvdl_operation *op, double seconds,
-                           const bool *absent, const bool *answered, bool is_known,
-                           char text[HVDL_TEXT_BYTES])
-{
-    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
-    char title[HVDL_TITLE_BYTES];
-    if (op->transfer) {
-        hvdl_describe_transfer_timeout(e, op->transfer, seconds, absent, is_known, text);
+    whole_answer answer;
+    if (!read_answer(e, payload, bytes, &answer) || answer.head.host != host)
+        return;
+    e->stall.silent[host] = false;
+    if (answer.head.local != e->placement.local) {
+        hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_ROLL_ANSWER}, &answer,
+                      answer_bytes(&answer));
         return;
     }
-    hvdl_put_title_of(title, sizeof title, op);
-    hvdl_put(&to, "%s", title);
-    if (op->site)
-        hvdl_put(&to, " (%s)", op->site);
-    hvdl_put(&to, " has not ended within %g s: ", seconds);
-    if (memchr(absent, true, (size_t)e->config.num_ranks))
-        put_absent(e, absent, &to);
-    else if (is_known)
-        hvdl_put(&to, "all ranks have called it; is a process stopped, or a host cut off?");
-    else
-        hvdl_put(&to, "which ranks have not called it is not known");
-    if (!is_known && answered[e->placement.host])
-        put_silent(e, answered, &to);
+    for (hvdl_roll_call *call = e->stall.calls; call; call = call->next)
+        if (call->question.number == answer.head.number)
+            add_answer(e, call, &answer);
 }

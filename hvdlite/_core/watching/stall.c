@@ -1,351 +1,456 @@
-/* The stall check: which ranks wait for which. An operation that some ranks have posted and others have not,
- * for longer than a limit, is reported, with what the missing ranks last did, and again after twice, four times
- * ... the limit; after another limit everything fails.
+/* Each rank looks at its own operations, at most four times a second and only while it drives. Nothing is counted on
+ * the way of the data: at each look a rank hashes how far its operations are (its place), and publishes the hash
+ * in shared memory, with the time and the rank whose message it waits for. So each rank sees whether its host
+ * stands still, and which ranks have stopped looking.
  *
- * Each rank looks at its own operations. A late one it puts into the journal (REPORTED), where the
- * first entry about it counts: so one rank of a host speaks, and only if the host still waits by then.
- * On one host that rank says the text. Between hosts the leader tells the operation's coordinator
- * (STALLED), which says that it has heard (HEARD), asks the leaders of all hosts (ASK) which of their ranks have
- * not posted it (STATUS), makes one text of the answers, and says it, unless the operation has gone on
- * meanwhile: inquiries.c. The rank that must speak tells its host when it has spoken or asked (TAKEN). If it does
- * not, another one speaks; if a coordinator does not answer, the leader that asked: silence.c. */
+ * A rank that finds an operation late, or still, claims the report in shared memory (claims), asks all hosts
+ * (roll_call.c) and says one text. Of several hosts that do so at once, the lowest one speaks. */
 #define _GNU_SOURCE
 #include "watching/stall.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "courses/pieces.h"
 #include "engine/breaking.h"
+#include "engine/giving_up.h"
 #include "engine/state.h"
-#include "matching/announcing.h"
-#include "matching/messages.h"
-#include "operations/activity.h"
-#include "operations/facts.h"
-#include "watching/inquiries.h"
+#include "transfers/transfer_texts.h"
+#include "watching/missing.h"
 #include "watching/report.h"
-#include "watching/silence.h"
+#include "watching/roll_call.h"
 
-#define LOOK_NS 250000000ull /* between two looks */
-#define MAX_LATE 512         /* operations found in one look */
+#define LOOK_NS 250000000ull         /* between two looks */
+#define LONGEST_LOOK_NS 500000000ull /* more was no wait: this rank did not run */
+#define MAX_LATE 64                  /* operations that are asked about at once */
 
-/* A description of this host's ranks that is due. */
-struct hvdl_due {
-    hvdl_due *next;
-    hvdl_late what;
-    bool speaks; /* this rank says it */
-    uint64_t id; /* speaks: of its meeting */
-    int host;    /* that asks for it; speaks: that should have spoken and is silent, or -1 */
-};
+#define LEAST_STILL_NS 3000000000ull /* by then all ranks that run have looked */
+#define AGAIN_NS 1000000000ull       /* after a call that found nobody missing */
+#define GOES_ON 255                  /* the report that it does */
+#define MAX_NAMED 8                  /* ranks that a caller's text names */
+#define OTHER_PARAMETERS                                                                           \
+    "do the optimizers of all ranks have the same parameters, with the same requires_grad?"
 
-/* ---- this rank speaks: on one host, or where others should have and are silent ---- */
-
-/* Of other hosts and of the leader, all that is known is that they do not answer. Returns whether somebody is silent. */
-static bool put_silent(hvdl_engine *e, const hvdl_due *due, const hvdl_meeting *meeting,
-                       hvdl_stall_part *all)
+hvdl_err hvdl_stall_make(hvdl_engine *e)
 {
-    hvdl_writer to = {all->missing, sizeof all->missing, strlen(all->missing)};
-    const char *comma = to.used ? ", " : "";
-    int leader = hvdl_rank_of_local(e, 0);
-    if (due->host >= 0)
-        hvdl_put(&to, "%s%s, which does not answer", comma, e->config.host_names[due->host]);
-    else if (e->config.num_hosts > 1 && meeting->posted_by[0])
-        hvdl_put(&to, "%srank %d on %s, which does not answer", comma, hvdl_world_rank(e, leader),
-                 e->placement.name_of[leader]);
-    else
-        return false;
-    return true;
-}
-
-static void report_here(hvdl_engine *e, const hvdl_due *due)
-{
-    const hvdl_late *what = &due->what;
-    hvdl_meeting *meeting = hvdl_meeting_of(e, what->key, what->run);
-    hvdl_stall_part all;
-    char text[HVDL_TEXT_BYTES];
-    if (!meeting || meeting->id != due->id || hvdl_is_agreed(e, meeting))
-        return; /* it has gone on meanwhile */
-    hvdl_describe_host(e, what, e->stall.survey, &all);
-    bool is_silent = put_silent(e, due, meeting, &all);
-    if (!*all.missing)
-        return;
-    const char *asker = due->host < 0 ? NULL : e->config.host_names[e->placement.host];
-    hvdl_describe_late(what, all.posted, all.missing, hvdl_advice_for(&all, is_silent), asker,
-                       text);
-    if (what->gives_up) {
-        hvdl_give_up_everywhere(e, text);
-        return;
-    }
-    hvdl_report(e, text);
-    meeting->reporting.said = true;
-}
-
-void hvdl_announce_taken(hvdl_engine *e, const hvdl_late *what, uint64_t id)
-{
-    hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_TAKEN, .id = id}, what, sizeof *what);
-}
-
-/* ---- descriptions ---- */
-
-static void make_due(hvdl_engine *e, hvdl_due what)
-{
-    hvdl_due *due = malloc(sizeof *due);
-    if (!due)
-        return; /* no report is better than no job */
-    *due = what;
-    if (e->stall.due)
-        e->stall.due_last->next = due;
-    else
-        e->stall.due = due;
-    e->stall.due_last = due;
-}
-
-void hvdl_speak_here(hvdl_engine *e, const hvdl_late *what, uint64_t id, int silent_host)
-{
-    make_due(e, (hvdl_due){.what = *what, .speaks = true, .id = id, .host = silent_host});
-}
-
-void hvdl_describe_to(hvdl_engine *e, int host, const hvdl_late *what)
-{
-    make_due(e, (hvdl_due){.what = *what, .host = host});
-}
-
-static hvdl_due *next_due(hvdl_engine *e)
-{
-    hvdl_due *due = e->stall.due;
-    e->stall.due = due->next;
-    return due;
-}
-
-void hvdl_stall_end(hvdl_engine *e)
-{
-    while (e->stall.due)
-        free(next_due(e));
-    hvdl_inquiries_end(e);
-    hvdl_silence_end(e);
+    e->stall.silent = calloc((size_t)e->config.num_hosts, sizeof *e->stall.silent);
+    e->stall.lasts = calloc((size_t)e->placement.local_size, sizeof *e->stall.lasts);
+    return e->stall.silent && e->stall.lasts ? HVDL_OK : HVDL_ENOMEM;
 }
 
 void hvdl_stall_free(hvdl_engine *e)
 {
-    hvdl_stall_end(e);
-    free(e->stall.survey);
+    free(e->stall.silent);
+    free(e->stall.lasts);
 }
 
-/* If this rank has reported it, that is over. */
-static void withdraw(hvdl_engine *e, hvdl_operation *op)
+/* ---- how far everything is ---- */
+
+static uint64_t place_of(const hvdl_operation *op)
 {
-    bool said = op->stall.said || (op->meeting && op->meeting->reporting.said);
-    op->stall.said = false;
-    if (op->meeting)
-        op->meeting->reporting.said = false;
-    if (said)
-        hvdl_say_going_on(e, hvdl_late_of(e, op, hvdl_now_ns()));
+    const hvdl_progress *progress = &op->progress;
+    uint64_t place = hvdl_mix(op->number + 1);
+    place = hvdl_mix(place + progress->started);
+    place = hvdl_mix(place + progress->finished);
+    place = hvdl_mix(place + progress->announced);
+    for (int i = 0; i < HVDL_PIECE_SLOTS; i++)
+        place = hvdl_mix(place + (uint64_t)progress->pieces[i].num_ready);
+    return place;
+}
+
+static bool is_under_way(const hvdl_operation *op)
+{
+    int state = atomic_load_explicit(&op->state, memory_order_relaxed);
+    return (state == HVDL_MATCHED || state == HVDL_RUNNING) && !op->transfer;
+}
+
+/* The user's before the engine's own, then the oldest. */
+static bool comes_first(const hvdl_operation *op, const hvdl_operation *other)
+{
+    if (!other || op->internal != other->internal)
+        return !other || other->internal;
+    return op->posted_ns < other->posted_ns;
+}
+
+/* The operation to speak of; NULL: none is under way. *place: of this rank. */
+static hvdl_operation *first_under_way(hvdl_engine *e, uint64_t *place)
+{
+    hvdl_operation *first = NULL;
+    *place = hvdl_exchanges_headway(e, NULL).done;
+    for (int stage = 0; stage < HVDL_NUM_STAGES; stage++)
+        *place = hvdl_mix(*place + e->conveyor.blocks[stage]);
+    /* What is in flight is ended by the driver alone, which this is. */
+    pthread_mutex_lock(&e->queue.lock);
+    for (size_t i = 0; i < e->queue.in_flight.num_slots; i++)
+        for (hvdl_node *node = e->queue.in_flight.slots[i]; node; node = node->next) {
+            hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
+            if (!is_under_way(op))
+                continue;
+            *place += place_of(op);
+            if (comes_first(op, first))
+                first = op;
+        }
+    pthread_mutex_unlock(&e->queue.lock);
+    return first;
+}
+
+/* NULL: something moves. */
+static hvdl_operation *find_still(hvdl_engine *e, uint64_t now, uint64_t gap_ns)
+{
+    hvdl_shm_rank *ranks = e->shm.control->ranks, *self = &ranks[e->placement.local];
+    uint64_t own_place, place = 0;
+    hvdl_operation *op = first_under_way(e, &own_place);
+    int peer = op ? hvdl_exchanges_headway(e, op).peer : -1;
+    atomic_store_explicit(&self->place, own_place, memory_order_relaxed);
+    atomic_store_explicit(&self->awaits, (uint32_t)(peer + 1), memory_order_relaxed);
+    atomic_store_explicit(&self->looked_ns, now, memory_order_relaxed);
+    for (int r = 0; r < e->placement.local_size; r++)
+        place = hvdl_mix(place + atomic_load_explicit(&ranks[r].place, memory_order_relaxed));
+    if (op && place == e->stall.place) {
+        e->stall.still_ns += gap_ns;
+        return op;
+    }
+    e->stall.place = place;
+    e->stall.still_ns = 0;
+    e->stall.num_still = 0;
+    return NULL;
+}
+
+/* ---- texts ---- */
+
+static const char no_rank[] = "a rank that can't be found";
+
+static void put_title(const hvdl_operation *op, hvdl_writer *to)
+{
+    char name[128], title[HVDL_TITLE_BYTES];
+    hvdl_copy_name(name, sizeof name, hvdl_shown(op));
+    hvdl_put_title(title, sizeof title, hvdl_kind_name(op->desc.kind), op->words, name);
+    hvdl_put(to, "%s", title);
+}
+
+static void put_ranks(const hvdl_engine *e, const uint8_t *presence, hvdl_writer *to)
+{
+    int first = -1, last = -1;
+    for (int rank = 0; rank <= e->config.num_ranks; rank++) {
+        bool has_posted = rank < e->config.num_ranks && presence[rank] == HVDL_HAS_POSTED;
+        int number = has_posted ? hvdl_world_rank(e, rank) : -1;
+        if (first >= 0 && number != last + 1) {
+            hvdl_put(to, "%s%d", to->used ? ", " : "", first);
+            if (last > first)
+                hvdl_put(to, last > first + 1 ? "-%d" : ", %d", last);
+            first = -1;
+        }
+        if (has_posted && first < 0)
+            first = number;
+        last = number;
+    }
+}
+
+/* In a failure only what tells of a likely cause. */
+static void put_question(const hvdl_engine *e, const hvdl_roll_call *call, hvdl_writer *to)
+{
+    const hvdl_operation *op = call->operation;
+    bool gives_up = call->question.gives_up;
+    const char *before = gives_up ? "; " : "";
+    bool is_elsewhere = call->num_missing && call->num_elsewhere == call->num_missing;
+    if (!call->num_missing && !gives_up)
+        hvdl_put(to, "is that host cut off, or are its processes stopped?");
+    if (!call->num_missing && !gives_up && call->num_silent)
+        hvdl_put(to, " Or is the link between it and %s slow?",
+                 e->config.host_names[e->placement.host]);
+    if (!call->num_missing)
+        return;
+    if (hvdl_makes_plan(op))
+        hvdl_put(to, "%s" OTHER_PARAMETERS, before);
+    else if (hvdl_comes_again(e, op) && !is_elsewhere)
+        hvdl_put(to, "%s%s", before, hvdl_uneven);
+    else if (!gives_up)
+        hvdl_put(to, "do all ranks take the same path through the program?");
+}
+
+static void describe_late(const hvdl_engine *e, const hvdl_roll_call *call, double age_s,
+                          char text[HVDL_TEXT_BYTES])
+{
+    const hvdl_question *asked = &call->question;
+    char posted[128], site[HVDL_SITE_BYTES];
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0}, ranks = {posted, sizeof posted, 0};
+    *posted = '\0';
+    if (asked->kind == HVDL_CALL_HELD)
+        hvdl_put(&ranks, "%d", hvdl_own_number(e));
+    else
+        put_ranks(e, call->presence, &ranks);
+    put_title(call->operation, &to);
+    if (call->operation->site) {
+        hvdl_copy_plain_name(site, sizeof site, call->operation->site);
+        hvdl_put(&to, " (%s)", site);
+    }
+    hvdl_put(&to,
+             asked->report && !asked->gives_up
+                 ? " still waits, after %.0f s, for %s; called by rank%s %s; "
+                 : " has waited %.0f s for %s; called by rank%s %s; ",
+             age_s, call->missing.used ? call->text : no_rank, strpbrk(posted, ",-") ? "s" : "",
+             posted);
+    if (asked->gives_up)
+        hvdl_put(&to, "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)");
+    put_question(e, call, &to);
+}
+
+static void describe_still(const hvdl_engine *e, hvdl_roll_call *call, char text[HVDL_TEXT_BYTES])
+{
+    const hvdl_progress *progress = &call->operation->progress;
+    hvdl_headway headway = hvdl_exchanges_headway(e, call->operation);
+    hvdl_writer to = {text, HVDL_TEXT_BYTES, 0};
+    bool is_between = headway.total || call->awaits >= 0;
+    put_title(call->operation, &to);
+    hvdl_put(&to, " has made no progress for %.0f s, after %llu of %llu pieces",
+             (double)e->stall.still_ns / 1e9, (unsigned long long)progress->finished,
+             (unsigned long long)progress->num_pieces);
+    if (headway.total)
+        hvdl_put(&to, " and %llu of %llu messages of the next", (unsigned long long)headway.done,
+                 (unsigned long long)headway.total);
+    if (!call->missing.used && call->awaits >= 0)
+        hvdl_put(&call->missing, "a message of rank %d on %s", hvdl_world_rank(e, call->awaits),
+                 e->placement.name_of[call->awaits]);
+    hvdl_put(&to, "; it waits %s for %s; %s", is_between ? "between the hosts" : "within the host",
+             call->missing.used ? call->text : no_rank,
+             call->question.gives_up
+                 ? "all operations fail now (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)"
+                 : "all ranks have called it: is a process stopped, or a host cut off?");
+}
+
+/* For a caller. */
+static char *describe_absent(const hvdl_engine *e, const hvdl_roll_call *call)
+{
+    char text[HVDL_TEXT_BYTES];
+    hvdl_writer to = {text, sizeof text, 0};
+    int count = 0;
+    *text = '\0';
+    for (int rank = 0; rank < e->config.num_ranks; rank++)
+        if (!call->goes_on && call->presence[rank] == HVDL_HAS_NOT_POSTED && count++ < MAX_NAMED)
+            hvdl_put(&to, "%srank %d on %s", count > 1 ? ", " : "", hvdl_world_rank(e, rank),
+                     e->placement.name_of[rank]);
+    if (count > MAX_NAMED)
+        hvdl_put(&to, " and %d more", count - MAX_NAMED);
+    if (count)
+        hvdl_put(&to, count > 1 ? " have not called it" : " has not called it");
+    for (int h = 0; call->num_silent && h < e->config.num_hosts; h++)
+        if (!call->answered[h])
+            hvdl_put(&to, "%s%s does not answer", to.used ? "; " : "", e->config.host_names[h]);
+    if (!to.used)
+        hvdl_put(&to, "all ranks have called it; is a process stopped, or a host cut off?");
+    return strdup(text);
+}
+
+/* ---- what follows from the answers ---- */
+
+static void say_late(hvdl_engine *e, hvdl_roll_call *call)
+{
+    hvdl_operation *op = call->operation;
+    const hvdl_question *asked = &call->question;
+    uint64_t now = hvdl_now_ns();
+    char text[HVDL_TEXT_BYTES];
+    bool is_still = asked->kind == HVDL_CALL_STILL, is_over = call->goes_on;
+    if (is_still) /* hosts agree on no run: one that is silent may not have begun it, which is then late */
+        is_over |= !e->stall.still_ns || (call->num_silent && asked->is_run && !op->internal);
+    else
+        is_over |= (!call->missing.used && !asked->is_alone) ||
+                   (op->meeting && hvdl_is_agreed(e, op->meeting));
+    if (is_still && is_over)
+        e->stall.still_ns = 0; /* from now on */
+    if (asked->gives_up && (is_over || call->is_told)) {
+        op->stall.next_ns = now + AGAIN_NS;
+        hvdl_unclaim_end(e);
+    }
+    if (is_over || (call->is_told && !asked->is_alone))
+        return;
+    if (is_still)
+        describe_still(e, call, text);
+    else
+        describe_late(e, call, (double)(now - op->posted_ns) / 1e9, text);
+    if (asked->gives_up) {
+        hvdl_announce_give_up(e, text);
+        if (asked->is_alone) /* the others do not hear */
+            hvdl_break_on_all(e, text);
+        return;
+    }
+    hvdl_report(e, text);
+    op->stall.num_said = asked->report + 1;
+}
+
+static void answer_caller(hvdl_engine *e, const hvdl_roll_call *call)
+{
+    hvdl_operation *op = call->operation;
+    char *answer = describe_absent(e, call);
+    pthread_mutex_lock(&e->stall.lock);
+    free(op->stall.answer);
+    op->stall.answer = answer;
+    pthread_mutex_unlock(&e->stall.lock);
+    atomic_store(&op->stall.wanted, false);
+}
+
+void hvdl_stall_step(hvdl_engine *e)
+{
+    uint64_t now = hvdl_now_ns(), gap = now - e->stall.looked_ns;
+    e->stall.looked_ns = now;
+    e->stall.ran_ns += gap < LONGEST_LOOK_NS ? gap : LONGEST_LOOK_NS;
+    for (hvdl_roll_call *call = e->stall.calls, *next; call; call = next) {
+        next = call->next;
+        if (!hvdl_roll_is_complete(e, call))
+            continue;
+        call->operation->stall.call = NULL;
+        if (call->question.kind == HVDL_CALL_CALLER)
+            answer_caller(e, call);
+        else
+            say_late(e, call);
+        hvdl_end_roll_call(e, call);
+    }
 }
 
 void hvdl_stall_ended(hvdl_engine *e, hvdl_operation *op, bool ok)
 {
-    hvdl_inquiries_forget(e, op->key, hvdl_run_of(op), ok);
-    if (ok)
-        withdraw(e, op);
-}
-
-/* ---- within a host ---- */
-
-static void tell(hvdl_engine *e, const hvdl_due *due)
-{
-    hvdl_message message = {.type = HVDL_MSG_STATUS, .key = due->what.key, .run = due->what.run};
-    hvdl_stall_part answer;
-    if (due->speaks) {
-        report_here(e, due);
-        hvdl_announce_taken(e, &due->what, due->id);
+    char text[HVDL_TEXT_BYTES];
+    hvdl_writer to = {text, sizeof text, 0};
+    hvdl_question goes_on = {.report = GOES_ON};
+    if (op->stall.call && op->stall.call->question.gives_up)
+        hvdl_unclaim_end(e);
+    if (op->stall.call)
+        hvdl_end_roll_call(e, op->stall.call);
+    op->stall.call = NULL;
+    if (!ok || !op->stall.num_said || !op->meeting ||
+        hvdl_claim_report(e, op->meeting->id, &goes_on, e->placement.host) >= 0)
         return;
-    }
-    hvdl_describe_host(e, &due->what, e->stall.survey, &answer);
-    if (due->host == e->placement.host)
-        hvdl_on_status(e, e->placement.host, message.key, message.run, &answer);
-    else
-        hvdl_send_message(e, due->host, &message, &answer, sizeof answer);
+    put_title(op, &to);
+    hvdl_put(&to, " goes on after %.0f s", (double)(hvdl_now_ns() - op->posted_ns) / 1e9);
+    hvdl_say(e, text);
 }
 
-/* Reads first what each rank last did, then the journal as far as it went at that time: so no report calls a
- * rank missing and says as well that it is in the operation, or has ended it. False: a rank is just writing
- * to the journal. */
-static bool survey(hvdl_engine *e, bool (*read_journal)(hvdl_engine *), bool *progressed)
-{
-    size_t bytes = (size_t)e->placement.local_size * sizeof *e->stall.survey;
-    if (!e->stall.survey && !(e->stall.survey = malloc(bytes)))
-        return false;
-    for (int r = 0; r < e->placement.local_size; r++)
-        e->stall.survey[r] = hvdl_last_of(e, r);
-    uint64_t tail = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
-    *progressed |= read_journal(e);
-    return e->shm.read_position >= tail;
-}
+/* ---- beginning ---- */
 
-/* One by one, as printing a text may take long. */
-void hvdl_stall_tell(hvdl_engine *e, bool (*read_journal)(hvdl_engine *), bool *progressed)
+static hvdl_question question_about(const hvdl_operation *op, hvdl_call_kind kind)
 {
-    while (e->stall.due && survey(e, read_journal, progressed)) {
-        hvdl_due *due = next_due(e);
-        tell(e, due);
-        free(due);
-        *progressed = true;
-    }
-}
-
-/* Whether this entry counts: the first about a report, or the first after the rank that should have spoken did
- * not. All ranks of the host decide alike. */
-static bool counts(const hvdl_reporting *reporting, const hvdl_late *what)
-{
-    if (what->attempt)
-        return what->attempt == reporting->attempt + 1 && what->gives_up == reporting->given_up &&
-               (what->gives_up ||
-                (what->report == reporting->num_reports - 1 && !reporting->taken));
-    if (reporting->given_up)
-        return false;
-    return what->gives_up || what->report == reporting->num_reports;
-}
-
-void hvdl_read_reported(hvdl_engine *e, const hvdl_entry *entry)
-{
-    hvdl_late what;
-    memcpy(&what, hvdl_entry_body(entry), sizeof what);
-    hvdl_meeting *meeting = hvdl_meeting_of(e, what.key, what.run);
-    e->stall.told = true;
-    hvdl_heard_rank(e, entry->from);
-    if (!meeting || meeting->id != entry->id)
-        return;
-    if (entry->from == e->placement.local && meeting->operation)
-        meeting->operation->stall.announced = false;
-    hvdl_reporting *reporting = &meeting->reporting;
-    if (hvdl_is_agreed(e, meeting) || !counts(reporting, &what))
-        return;
-    bool speaks_itself = e->config.num_hosts == 1 || what.attempt;
-    reporting->num_reports += !what.gives_up && !what.attempt;
-    reporting->given_up |= what.gives_up;
-    reporting->attempt = what.attempt;
-    reporting->speaker = speaks_itself ? entry->from : 0;
-    reporting->taken = false;
-    reporting->since_ns = hvdl_now_ns();
-    if (what.attempt && e->config.num_hosts > 1 && e->placement.is_leader)
-        hvdl_take_back_question(e, &what);
-    if (reporting->speaker != e->placement.local)
-        return;
-    if (speaks_itself) {
-        hvdl_speak_here(e, &what, entry->id, -1);
-        return;
-    }
-    what.is_asked = !meeting->collecting && !meeting->plan;
-    /* One host decides that all fails, as the text must be the same for everybody. */
-    hvdl_ask_to_speak(e, what.gives_up ? 0 : hvdl_coordinator_of(e, what.key), &what, entry->id);
-    hvdl_announce_taken(e, &what, entry->id);
-}
-
-void hvdl_read_taken(hvdl_engine *e, const hvdl_entry *entry)
-{
-    hvdl_late what;
-    memcpy(&what, hvdl_entry_body(entry), sizeof what);
-    hvdl_meeting *meeting = hvdl_meeting_of(e, what.key, what.run);
-    hvdl_heard_rank(e, entry->from);
-    if (meeting && meeting->id == entry->id && meeting->reporting.speaker == entry->from)
-        meeting->reporting.taken = true;
-}
-
-/* A journal that stands still has no meeting of it, and carries no failure to the other ranks. */
-void hvdl_say_standstill(hvdl_engine *e, hvdl_operation *op, const char *text, bool gives_up)
-{
-    e->stall.told = true;
-    if (gives_up) {
-        hvdl_give_up_everywhere(e, text);
-        hvdl_break_on_all(e, text);
-        return;
-    }
-    hvdl_report(e, text);
-    op->stall.said = true;
-}
-
-/* ---- looking ---- */
-
-/* All unnamed ones are of one kind. */
-static uint64_t reduced_key(const hvdl_operation *op)
-{
-    return op->unnamed ? HVDL_KEY_OF_UNNAMED : op->key.lo;
-}
-
-void hvdl_note_reduced(hvdl_engine *e, const hvdl_operation *op)
-{
-    uint64_t key = reduced_key(op);
-    e->stall.reduced[key % HVDL_NUM_REDUCED] = key;
-}
-
-bool hvdl_comes_again(const hvdl_engine *e, const hvdl_operation *op)
-{
-    uint64_t key = reduced_key(op);
-    if (op->desc.kind != HVDL_ALLREDUCE || (op->unnamed && !hvdl_is_number(op->name)))
-        return hvdl_is_run(op);
-    return hvdl_is_run(op) || e->stall.reduced[key % HVDL_NUM_REDUCED] == key;
-}
-
-hvdl_late hvdl_late_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t now)
-{
-    hvdl_late what = {.key = op->key, .run = hvdl_run_of(op), .kind = op->desc.kind};
-    what.comes_again = hvdl_comes_again(e, op);
-    what.age_ns = now > op->posted_ns ? now - op->posted_ns : 0;
-    what.in_words = op->words != NULL;
-    hvdl_copy_plain_name(what.name, sizeof what.name, hvdl_shown(op));
-    if (op->site)
-        hvdl_copy_plain_name(what.site, sizeof what.site, op->site);
-    return what;
-}
-
-/* Whether it must be reported now: *what gets the number of the report, and why. */
-static bool is_late(const hvdl_engine *e, const hvdl_operation *op, uint64_t now, hvdl_late *what)
-{
-    uint64_t age = now > op->posted_ns ? now - op->posted_ns : 0;
     const hvdl_meeting *meeting = op->meeting;
-    if (op->internal || !meeting || op->stall.announced || hvdl_is_agreed(e, meeting))
-        return false; /* without a meeting: not in the journal yet, or its plan is not made */
-    const hvdl_reporting *reporting = &meeting->reporting;
-    bool gives_up = e->config.stall_shutdown_ns && age > e->config.stall_shutdown_ns;
-    what->report = reporting->num_reports;
-    what->gives_up = gives_up || reporting->given_up;
-    what->attempt = 0;
-    if (!reporting->given_up && (gives_up || hvdl_report_is_due(e, age, reporting->num_reports)))
-        return true;
-    what->report = reporting->num_reports - 1;
-    what->attempt = reporting->attempt + 1;
-    return (reporting->num_reports || reporting->given_up) &&
-           hvdl_speaker_is_silent(e, reporting, now);
+    return (hvdl_question){.key = op->key,
+                           .run = hvdl_run_of(op),
+                           .kind = (int32_t)kind,
+                           .is_run = hvdl_is_run(op),
+                           .is_posted = meeting && !meeting->collecting && !meeting->plan,
+                           .is_alone = kind == HVDL_CALL_HELD};
+}
+
+static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how)
+{
+    e->stall.told = true;
+    op->stall.call = hvdl_call_roll(e, op, how);
+}
+
+/* If a report is due of what has waited for so long, and nobody else makes it. */
+static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind, uint64_t age_ns)
+{
+    hvdl_question how = question_about(op, kind);
+    bool is_still = kind == HVDL_CALL_STILL;
+    uint64_t least = kind == HVDL_CALL_LATE ? 0 : LEAST_STILL_NS;
+    uint64_t first = e->config.stall_warning_ns, last = e->config.stall_shutdown_ns;
+    uint64_t what = op->meeting ? op->meeting->id : e->shm.read_position;
+    int *count = is_still ? &e->stall.num_still : &op->stall.num_reports;
+    first = first && first < least ? least : first;
+    last = last && last < least ? least : last;
+    how.still_ns = is_still ? age_ns : 0;
+    how.report = *count;
+    how.gives_up = last && age_ns > last;
+    if (!how.gives_up && !hvdl_report_is_due(first, age_ns, *count))
+        return;
+    while (!how.gives_up && hvdl_report_is_due(first, age_ns, *count))
+        ++*count;
+    op->stall.told_by = e->placement.host;
+    bool is_unheard = how.gives_up && how.is_alone; /* the others can't read of it either */
+    if (!is_unheard &&
+        hvdl_claim_report(e, is_still ? e->stall.place : what, &how, e->placement.host) >= 0) {
+        if (!how.gives_up || age_ns < last + 4 * HVDL_PATIENCE_NS)
+            return;
+        how.is_alone = true; /* whoever should has not ended it */
+    }
+    begin(e, op, &how);
+}
+
+/* HVDL_CALL_CALLER: it does not wait for ranks. */
+static hvdl_call_kind lateness_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t now)
+{
+    bool has_no_plan = hvdl_is_run(op) && !op->plan->ready;
+    if (op->internal || op->desc.kind == HVDL_JOIN || op->transfer || op->stall.call ||
+        now < op->stall.next_ns || (op->meeting && hvdl_is_agreed(e, op->meeting)))
+        return HVDL_CALL_CALLER;
+    if (op->meeting)
+        return HVDL_CALL_LATE;
+    return has_no_plan ? HVDL_CALL_CALLER : HVDL_CALL_HELD;
+}
+
+static int find_late(hvdl_engine *e, uint64_t now, hvdl_operation *found[MAX_LATE])
+{
+    uint64_t first = e->config.stall_warning_ns, last = e->config.stall_shutdown_ns;
+    int count = 0;
+    pthread_mutex_lock(&e->queue.lock);
+    for (size_t i = 0; i < e->queue.in_flight.num_slots; i++)
+        for (hvdl_node *node = e->queue.in_flight.slots[i]; node; node = node->next) {
+            hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
+            uint64_t age = now > op->posted_ns ? now - op->posted_ns : 0;
+            if (count < MAX_LATE && lateness_of(e, op, now) != HVDL_CALL_CALLER &&
+                ((last && age > last) || hvdl_report_is_due(first, age, op->stall.num_reports)))
+                found[count++] = op;
+        }
+    pthread_mutex_unlock(&e->queue.lock);
+    return count;
 }
 
 bool hvdl_stall_look(hvdl_engine *e)
 {
     hvdl_operation *found[MAX_LATE];
-    hvdl_late how;
-    int count = 0;
-    uint64_t now = hvdl_now_ns();
-    if ((!e->config.stall_warning_ns && !e->config.stall_shutdown_ns) ||
+    uint64_t now = hvdl_now_ns(), ran = e->stall.ran_ns;
+    if ((!e->config.stall_warning_ns && !e->config.stall_shutdown_ns) || e->failure.broken ||
         now < e->stall.next_look_ns)
         return false;
     e->stall.next_look_ns = now + LOOK_NS;
-    hvdl_silence_look(e, now);
-    hvdl_inquiries_look(e, now);
-    /* What is in flight is ended by the driver alone, which this is. */
+    hvdl_stall_step(e);
+    hvdl_operation *still = find_still(e, now, e->stall.ran_ns - ran);
+    if (still && !still->stall.call)
+        begin_report(e, still, HVDL_CALL_STILL, e->stall.still_ns);
+    if (!find_late(e, now, found))
+        return true;
+    hvdl_survey(e);
+    int count = find_late(e, now, found); /* some may have ended */
+    for (int i = 0; i < count && !e->failure.broken; i++)
+        begin_report(e, found[i], lateness_of(e, found[i], now), now - found[i]->posted_ns);
+    hvdl_stall_step(e);
+    return true;
+}
+
+/* ---- for callers ---- */
+
+void hvdl_stall_ask_for_callers(hvdl_engine *e)
+{
+    hvdl_operation *found[MAX_LATE];
+    int count = 0;
+    bool waiting = false;
+    hvdl_stall_step(e);
+    hvdl_survey(e);
     pthread_mutex_lock(&e->queue.lock);
-    for (size_t i = 0; i < e->queue.in_flight.num_slots && count < MAX_LATE; i++)
-        for (hvdl_node *node = e->queue.in_flight.slots[i]; node && count < MAX_LATE;
-             node = node->next) {
+    atomic_store(&e->stall.wanted, false);
+    for (size_t i = 0; i < e->queue.in_flight.num_slots; i++)
+        for (hvdl_node *node = e->queue.in_flight.slots[i]; node; node = node->next) {
             hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
-            if (is_late(e, op, now, &how))
+            if (!atomic_load(&op->stall.wanted))
+                continue;
+            if (count < MAX_LATE && op->meeting && !op->stall.call)
                 found[count++] = op;
+            else /* not in the journal yet, or there is another call, whose answer it gets */
+                waiting |= !op->stall.call || op->stall.call->question.kind != HVDL_CALL_CALLER;
         }
     pthread_mutex_unlock(&e->queue.lock);
     for (int i = 0; i < count; i++) {
-        hvdl_operation *op = found[i];
-        hvdl_late what = hvdl_late_of(e, op, now);
-        is_late(e, op, now, &what);
-        op->stall.announced = true;
-        hvdl_entry entry = {.type = HVDL_ENTRY_REPORTED, .id = op->meeting->id};
-        hvdl_announce(e, entry, &what, sizeof what);
+        hvdl_question how = question_about(found[i], HVDL_CALL_CALLER);
+        begin(e, found[i], &how);
     }
-    return true;
+    if (waiting) {
+        atomic_store(&e->stall.wanted, true);
+        atomic_store(&e->driving.has_more, true);
+    }
 }

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "watching/report.h"
+#include "watching/roll_call.h"
 #include "network.h"
 #include "postings.h"
 
@@ -16,20 +16,12 @@
 #define INLINE_BYTES 64
 #define FAR 100000000
 
-/* As in roll_call.c, whose they are. */
 typedef struct {
-    hvdl_key key;
-    uint64_t run, number;
-    int32_t host, local, is_posted;
-} question;
-
-typedef struct {
-    uint64_t number;
-    int32_t local, host, is_decided, num_ranks;
-    uint8_t absent[LOCAL_SIZE];
+    hvdl_answer head;
+    uint8_t presence[LOCAL_SIZE];
 } answer;
 
-#define HEAD_BYTES offsetof(answer, absent)
+#define HEAD_BYTES sizeof(hvdl_answer)
 #define ANSWER_BYTES (HEAD_BYTES + LOCAL_SIZE)
 
 static hvdl_engine *engines[NUM_RANKS];
@@ -100,8 +92,8 @@ static void send(int type, const void *payload, size_t bytes)
 
 static void write_bad_questions(hvdl_key key)
 {
-    const question asked = {.key = key, .number = 1, .host = 0, .local = 1, .is_posted = 1};
-    question bad[] = {asked, asked, asked, asked, asked};
+    const hvdl_question asked = {.key = key, .number = 1, .host = 0, .local = 1, .is_posted = 1};
+    hvdl_question bad[] = {asked, asked, asked, asked, asked};
     bad[0].host = 1;
     bad[1].host = -FAR;
     bad[2].host = FAR;
@@ -119,13 +111,15 @@ static void write_bad_questions(hvdl_key key)
 
 static void write_bad_answers(void)
 {
-    const answer told = {.number = 1, .host = 1, .num_ranks = LOCAL_SIZE, .absent = {1, 1}};
-    answer bad[] = {told, told, told, told, told};
-    bad[0].host = -FAR;
-    bad[1].host = FAR;
-    bad[2].host = NUM_HOSTS;
-    bad[3].num_ranks = -1;
-    bad[4].num_ranks = FAR;
+    const answer told = {{.number = 1, .host = 1, .num_ranks = LOCAL_SIZE}, {1, 1}};
+    answer bad[] = {told, told, told, told, told, told, told};
+    bad[0].head.host = -FAR;
+    bad[1].head.host = FAR;
+    bad[2].head.host = NUM_HOSTS;
+    bad[3].head.num_ranks = -1;
+    bad[4].head.num_ranks = FAR;
+    bad[5].head.awaits = FAR;
+    memset(bad[6].head.missing, 'x', sizeof bad[6].head.missing);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_entry(HVDL_ENTRY_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
         send(HVDL_MSG_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
@@ -139,26 +133,23 @@ static void write_bad_answers(void)
 /* Another rank of the host writes while rank 0 asks. */
 static void *write_bad_entries(void *op)
 {
-    while (!__atomic_load_n(&engines[0]->roll_calls.last_number, __ATOMIC_ACQUIRE))
+    while (!__atomic_load_n(&engines[0]->stall.num_calls, __ATOMIC_ACQUIRE))
         usleep(1000);
     write_bad_questions(((hvdl_operation *)op)->key);
     write_bad_answers();
     return NULL;
 }
 
-/* Prints which ranks rank 0 takes for absent, and which hosts have answered. */
+/* Prints which ranks rank 0 takes for absent, and which hosts do not answer. */
 static void ask(hvdl_operation *op)
 {
     pthread_t writer;
-    bool absent[NUM_RANKS], answered[NUM_HOSTS];
+    char text[HVDL_TEXT_BYTES];
     if (pthread_create(&writer, NULL, write_bad_entries, op))
         exit(2);
-    hvdl_err err = hvdl_operation_missing(engines[0], op, absent, answered);
+    hvdl_describe_timeout(engines[0], op, 1.0, text);
     pthread_join(writer, NULL);
-    printf("%s; absent", err == HVDL_EAGAIN ? "not known" : "known");
-    for (int r = 0; r < NUM_RANKS; r++)
-        printf(" %d", absent[r]);
-    printf("; answered %d %d\n", answered[0], answered[1]);
+    printf("%s\n", text);
 }
 
 /* A text that ends nowhere, and one that is not there. */
@@ -214,8 +205,6 @@ static void send_damaged(const char *how)
         packet.num_messages = UINT64_MAX;
     else if (!strcmp(how, "left"))
         *sent = (hvdl_message){.type = HVDL_MSG_LEFT, .host = 1, .rank = FAR};
-    else if (!strcmp(how, "stalled"))
-        *sent = (hvdl_message){.type = HVDL_MSG_STALLED, .host = 1, .payload_bytes = 8};
     memcpy(&sent->variants.variants[0], &variant, sizeof variant);
     static hvdl_request request;
     if (hvdl_wire_send(&engines[LOCAL_SIZE]->wire, &packet, sizeof packet, 0, HVDL_TAG_CONTROL,

@@ -41,7 +41,7 @@ def wait_for_a_late_rank(late, how):
     """The ranks but `late` wait for it with a limit; then it calls the operation, too."""
     hvd.init()
     posting = posting_of("late")
-    text = missing = None
+    text = None
     if hvd.rank() != late:
         if how == "run":
             text = text_of_timeout(lambda: engine().run(posting, 0.05))
@@ -49,7 +49,6 @@ def wait_for_a_late_rank(late, how):
             operation = engine().post(posting)
             everyone().Barrier()  # else one that is slow is missing too
             text = text_of_timeout(operation.wait, timeout_s=0.05)
-            missing = operation.missing()
             assert not operation.poll()
     elif how == "wait":
         everyone().Barrier()
@@ -61,46 +60,43 @@ def wait_for_a_late_rank(late, how):
     else:
         assert operation.wait() is None
         assert operation.wait(timeout_s=0.0) is None
-        assert operation.missing() == ()
     everyone().Barrier()
     assert engine().run(posting_of("next"), timeout_s=60.0) is None
-    return text, missing
+    return text
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_timeout_names_the_rank_that_has_not_called_it(world, late):
     results = world.run(wait_for_a_late_rank, late, "wait")
-    for rank, (text, missing) in enumerate(results):
+    for rank, text in enumerate(results):
         if rank == late:
             continue
         assert text.startswith(f"allreduce 'late' ({SITE}) has not ended within 0.05 s: ")
         assert f": rank {late} on " in text
         assert text.endswith(" has not called it")
-        assert missing == (late,)
 
 
 def test_run_has_the_same_limit(world):
-    for rank, (text, _) in enumerate(world.run(wait_for_a_late_rank, 1, "run")):
+    for rank, text in enumerate(world.run(wait_for_a_late_rank, 1, "run")):
         assert rank == 1 or ": rank 1 on " in text
 
 
 def call_alone():
     hvd.init()
-    missing = None
+    text = None
     if hvd.rank() == 0:
         operation = engine().post(posting_of("alone"))
         text = text_of_timeout(operation.wait, timeout_s=0.0)
-        missing = operation.missing()
-        assert all(f"rank {rank} on " in text for rank in missing)
     everyone().Barrier()
     if hvd.rank():
         operation = engine().post(posting_of("alone"))
     assert operation.wait() is None
-    return missing
+    return text
 
 
 def test_all_ranks_that_have_not_called_it_are_named(world):
-    assert world.run(call_alone)[0] == tuple(range(1, world.size))
+    text = world.run(call_alone)[0]
+    assert all(f"rank {rank} on " in text for rank in range(1, world.size)), text
 
 
 def give_up_while_others_wait(giver):
@@ -151,7 +147,10 @@ def ask_from_many_threads():
     if hvd.rank() == 0:
         operation = engine().post(posting_of("asked"))
         threads = [
-            threading.Thread(target=lambda: answers.append(operation.missing())) for _ in range(4)
+            threading.Thread(
+                target=lambda: answers.append(text_of_timeout(operation.wait, timeout_s=0.0))
+            )
+            for _ in range(4)
         ]
         for thread in threads:
             thread.start()
@@ -165,7 +164,9 @@ def ask_from_many_threads():
 
 
 def test_many_threads_may_ask_at_once(world):
-    assert world.run(ask_from_many_threads)[0] == [tuple(range(1, world.size))] * 4
+    answers = world.run(ask_from_many_threads)[0]
+    assert len(answers) == 4
+    assert all(f"rank {world.size - 1} on " in answer for answer in answers), answers
 
 
 @pytest.mark.ranks(1)
@@ -177,7 +178,6 @@ def test_a_world_of_one(world):
 def be_alone():
     hvd.init()
     operation = engine().post(posting_of("x"))
-    assert operation.missing() == ()
     assert engine().run(posting_of("y"), 0.0) is None
     engine().give_up("enough")
     assert engine().run(posting_of("z")) == "enough"

@@ -1,1 +1,0 @@
-"""hvdlite/_core/watching: what reports say."""
