@@ -71,7 +71,7 @@ static inline const void *hvdl_entry_body(const hvdl_entry *entry)
 }
 
 #define HVDL_LEFT_BROKEN 2
-#define HVDL_NUM_CLAIMS 2048
+#define HVDL_NUM_CLAIMS 16384
 
 typedef enum {
     HVDL_DID_NOTHING,

@@ -404,13 +404,14 @@ static int find_late(hvdl_engine *e, uint64_t now, hvdl_operation *found[MAX_LAT
 bool hvdl_stall_look(hvdl_engine *e)
 {
     hvdl_operation *found[MAX_LATE];
-    uint64_t now = hvdl_now_ns(), ran = e->stall.ran_ns;
+    uint64_t now = hvdl_now_ns();
     if ((!e->config.stall_warning_ns && !e->config.stall_shutdown_ns) || e->failure.broken ||
         now < e->stall.next_look_ns)
         return false;
     e->stall.next_look_ns = now + LOOK_NS;
     hvdl_stall_step(e);
-    hvdl_operation *still = find_still(e, now, e->stall.ran_ns - ran);
+    hvdl_operation *still = find_still(e, now, e->stall.ran_ns - e->stall.seen_ns);
+    e->stall.seen_ns = e->stall.ran_ns; /* which also each step of a call moves on */
     if (still && !still->stall.call)
         begin_report(e, still, HVDL_CALL_STILL, e->stall.still_ns);
     if (!find_late(e, now, found))
