@@ -1,6 +1,7 @@
 """An operation that all ranks have posted and that does not move is reported, and ends after the
 shutdown time."""
 
+import ctypes
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.world import world as worlds
+from hvdlite.world.meeting import mpi
 from tests.observing.reports import (
     DEADLINE_S,
     FAILS,
@@ -53,15 +55,21 @@ KINDS = [
         for kind in ("broadcast", "allgather", "alltoall", "reducescatter")
     ),
 ]
-# Where a leader stops under way: so many messages that there is time to stop between two of them.
-MANY_ELEMS = 10_000_000
-ATTEMPTS = 10
 SMALL = {"HVDLITE_SEGMENT_BYTES": "4096"}
-# Where another rank stops before all have posted it: it is soon as far as it gets without that
-# rank. Many small messages kept a slow machine busy for longer than leaders wait for an answer.
 ELEMS = 100_000
+# Where a leader stops under way: enough that the others give up before it is through with the rest.
+MANY_ELEMS = 10_000_000
 # A rank may be so much later than another; no standstill is shorter anyway.
 FAILS_STANDING = {**FAILS, **SMALL, "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+
+
+WORD = ctypes.c_size_t
+ISEND = ctypes.CFUNCTYPE(
+    ctypes.c_int, WORD, ctypes.c_int, WORD, ctypes.c_int, ctypes.c_int, WORD, WORD
+)
+TAG = 4  # which argument of it
+FIRST_DATA_TAG = 4  # HVDL_TAG_DATA
+CALLBACKS = []  # as long as this process lives: an engine may still call them
 
 
 class Frozen:
@@ -80,40 +88,6 @@ class Frozen:
 
     def stop(self):
         os.kill(os.getpid(), signal.SIGSTOP)
-
-    def stop_under_way(self, handle, before):
-        """When this rank has sent some of the operation's data to another host. before: how many
-        messages it had sent before the operation. Does nothing if the operation is over: a busy
-        machine may let this thread run too late."""
-        deadline = time.monotonic() + DEADLINE_S
-        while messages_sent() < before + 8 and not hvd.poll(handle):
-            assert time.monotonic() < deadline
-        if not hvd.poll(handle):
-            self.stop()
-
-    def was_under_way(self, handle, attempt):
-        """Whether the rank has stopped before another rank was through. All ranks call it, and get
-        the same answer: that of the lowest rank that does not stop."""
-        answers = {yes: self._folder / f"attempt {attempt}: {yes}" for yes in (True, False)}
-        goes_on = self._folder / f"attempt {attempt}: goes on"
-        deadline = time.monotonic() + DEADLINE_S
-        if hvd.rank() == (self._rank == 0):
-            while not hvd.poll(handle) and not self._has_stopped():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            answers[not hvd.poll(handle)].touch()
-        while not any(answer.exists() for answer in answers.values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        if answers[True].exists():
-            return True
-        if hvd.rank() == self._rank:
-            goes_on.touch()
-        while not goes_on.exists():
-            assert time.monotonic() < deadline
-            self.go_on()  # it may stop itself only now
-            time.sleep(0.01)
-        return False
 
     def _has_stopped(self):
         return psutil.Process(self._pid).status() == psutil.STATUS_STOPPED
@@ -137,22 +111,54 @@ class Frozen:
         os.kill(self._pid, signal.SIGCONT)
 
 
+class StoppingWire:
+    """MPI's sends, before one of which this process stops. It is not in MPI then: one that stops
+    while it puts a message into MPICH's shared memory keeps the others in MPI until it goes on."""
+
+    def __init__(self, frozen):
+        self._frozen = frozen
+        self._left = 0  # data messages until it stops; 0: it does not
+
+    def init(self):
+        """What is sent from now on is sent through it, also after this case."""
+        whole = mpi.MpiRuntime.wire
+
+        def wire(mpi_runtime, comm):
+            words = whole(mpi_runtime, comm)
+            real = ISEND(words["isend"])
+
+            def isend(*arguments):
+                if self._left and arguments[TAG] >= FIRST_DATA_TAG:
+                    self._left -= 1
+                    if not self._left:
+                        self._frozen.stop()
+                return real(*arguments)
+
+            CALLBACKS.append(ISEND(isend))
+            words["isend"] = ctypes.cast(CALLBACKS[-1], ctypes.c_void_p).value
+            return words
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mpi.MpiRuntime, "wire", wire)
+            hvd.init()
+
+    def stop_at(self, number):
+        self._left = number
+
+
 def begin_and_stop(kind, stopped, frozen):
     """One rank stops in an operation that all ranks have posted."""
-    hvd.init()
     rank = hvd.rank()
     if leads_a_host(stopped):
-        for attempt in range(ATTEMPTS):
-            before = messages_sent()
-            handle, expected = begin(kind, MANY_ELEMS)
-            if rank == stopped:
-                frozen.stop_under_way(handle, before)
-            if frozen.was_under_way(handle, attempt):
-                return handle, expected
-            hvd.synchronize(handle)
-        raise AssertionError(
-            f"{ATTEMPTS} times the operation was over before rank {stopped} stopped"
-        )
+        hvd.shutdown()
+        wire = StoppingWire(frozen)
+        wire.init()
+        if rank == stopped:
+            wire.stop_at(8)
+        begun = begin(kind, MANY_ELEMS)
+        if rank != stopped:
+            frozen.wait()
+        return begun
     if rank == stopped:
         begun = begin(kind, ELEMS)
     hvd.barrier()  # its posting is in the journal, before those of the other ranks
@@ -161,11 +167,6 @@ def begin_and_stop(kind, stopped, frozen):
         return begun
     frozen.wait()
     return begin(kind, ELEMS)
-
-
-def messages_sent():
-    """Data messages from this rank to other hosts, so far."""
-    return worlds.current().team.engine.counters()["data_messages"]
 
 
 def leads_a_host(rank):
