@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndAll:
     """Every rank on every host gets the signals of `agent.signals.steps`."""
 
@@ -14,19 +14,19 @@ class EndAll:
     first: int = signal.SIGTERM  # or INT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndHosts:
     """Every other host ends what is left there in the same way, and then its connection."""
 
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """All ranks that were to be ended have ended: MPI may notice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PassOn:
     """Every rank gets the signal if it has a handler for it. Its keeper answers."""
 
@@ -34,21 +34,21 @@ class PassOn:
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HangUp:
     """The host ends its ranks: it connected only after the job had begun to end."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SignalMpirun:
     """Sends a signal to mpirun and to everything it started in its session."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """Asks the keepers of these ranks what the ranks do now; their answers are RankLooked.
     with_stack: and where they are in their Python code; with_box: and before that, as
@@ -59,7 +59,7 @@ class Look:
     with_box: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """Answers whoever has asked about the job."""
 
@@ -67,14 +67,14 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Say:
     """Shows a line of hvdrun's own."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """The loop ends and kills at once what is left. Then `verdict` decides how the job went."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankStarted:
     """host: over whose connection hvdrun has learnt it; "": the rank runs on hvdrun's machine."""
 
@@ -13,21 +13,21 @@ class RankStarted:
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankInMpi:
     """The rank has begun MPI_Init. Only some MPIs let the keeper see it."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankLeftMpi:
     """The rank has finished MPI_Finalize."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankSaid:
     """hvdlite in the rank has told its keeper this note (see `machine.notes`): its kind and data.
     Valid in its size; the data is the rank's, and not to be trusted."""
@@ -37,7 +37,7 @@ class RankSaid:
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankLooked:
     """The keeper's answer about what the rank does, as `machine.looks` packs it."""
 
@@ -45,7 +45,7 @@ class RankLooked:
     look: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankRecorded:
     """The rank's last operations, as its keeper packs them (`agent.rank_box`). is_running: as it
     looked at its stack; else they come before its RankEnded."""
@@ -55,14 +55,14 @@ class RankRecorded:
     is_running: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StacksAsked:
     """Somebody wants to know where the ranks are."""
 
     asker: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MetricsAsked:
     """Somebody wants to know where the time of the ranks' steps goes. as_json: in figures."""
 
@@ -70,7 +70,7 @@ class MetricsAsked:
     as_json: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankClosedFiles:
     """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
     this host. A program that closes these closes all descriptors that it does not know."""
@@ -79,7 +79,7 @@ class RankClosedFiles:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankEnded:
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
@@ -88,7 +88,7 @@ class RankEnded:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeeperGone:
     """The keeper of a rank has ended; a RankEnded may or may not have come before."""
 
@@ -96,28 +96,28 @@ class KeeperGone:
     nonsense: str = ""  # what has come from it that is no message, so that it was hung up on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeepersHere:
     """The number of keepers of this host that are connected now."""
 
     connected: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostConnected:
     """hvdrun has started to connect to another host; ssh has not connected yet."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostTalks:
     """The host agent has sent its first message: ssh has connected."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostShares:
     """The host is a machine that hvdrun knows by another name, too: its ranks may be told of under
     that one."""
@@ -125,7 +125,7 @@ class HostShares:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SshSaid:
     """ssh (or srun in its place) or the remote shell wrote this to stderr."""
 
@@ -133,7 +133,7 @@ class SshSaid:
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostEnded:
     """The connection to the host has ended."""
 
@@ -144,7 +144,7 @@ class HostEnded:
     nonsense: str = ""  # what has come from it that is no message, so that hvdrun has hung up
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostQuiet:
     """The host has given no sign of life for some seconds."""
 
@@ -153,7 +153,7 @@ class HostQuiet:
     limit_s: float  # after which it is lost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostBack:
     """A quiet host has given a sign of life."""
 
@@ -161,7 +161,7 @@ class HostBack:
     silent_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostSilent:
     """The host gave no sign of life for too long. The connection to it is closed."""
 
@@ -170,7 +170,7 @@ class HostSilent:
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostGaveUp:
     """The host ends its ranks, as hvdrun was silent for too long; `at` by this host's clock."""
 
@@ -179,31 +179,31 @@ class HostGaveUp:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Paused:
     """hvdrun itself did not run: it was stopped, or this machine was suspended."""
 
     pause_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MpirunSaid:
     """mpirun or one of its daemons wrote this."""
 
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MpirunOutputEnded:
     """No process has mpirun's output open any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MpirunEnded:
     code: int  # -n: by signal n
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Interrupted:
     """Ctrl-C, or a signal like it."""
 
@@ -211,14 +211,14 @@ class Interrupted:
     node: int = 0  # whose hvdrun got it, where each host runs one (see `rendezvous`)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToPassOn:
     """hvdrun got a signal that is for the ranks."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankSignalled:
     """A keeper's answer to such a signal: see `agent.signals.pass_on`."""
 
@@ -227,17 +227,17 @@ class RankSignalled:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToStop:
     """Ctrl-Z."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReaderLeft:
     """hvdrun can't write: its reader is gone (`hvdrun … | head`), or the disk is full."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TimePassed:
     """Nothing else has happened until now."""
 
