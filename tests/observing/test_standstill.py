@@ -69,7 +69,7 @@ ISEND = ctypes.CFUNCTYPE(
 )
 TAG = 4  # which argument of it
 FIRST_DATA_TAG = 4  # HVDL_TAG_DATA
-CALLBACKS = []  # as long as this process lives: an engine may still call them
+CALLBACKS: list[object] = []  # as long as this process lives: an engine may still call them
 
 
 class Frozen:
