@@ -6,16 +6,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-
-# typing costs 10 ms of each start.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from typing import NoReturn
-else:  # the module that it wraps, which is loaded already
-    import _signal as signal
-
+from typing import NoReturn
 
 NAMES: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",

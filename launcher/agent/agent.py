@@ -21,7 +21,7 @@ The keepers find their supervisor (hvdrun, or the host agent) by the job's name 
 (see `peers`); if it does not answer, they end. If the variable is not set, `rank` becomes the
 command and `ssh` becomes ssh, as without hvdrun.
 
-The agents run without site-packages and import little: 15 ms of each rank's start.
+The agents run without site-packages, and each role imports only what it needs.
 """
 
 import os

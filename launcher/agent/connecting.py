@@ -9,22 +9,19 @@ carries these proofs and nothing else. A program that does not prove itself gets
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac  # here, as strangers may take every descriptor later
+import json
 import os
 import select
+import socket
 import time
+from collections.abc import Callable
+from typing import Any
 
-from hvdrun.agent.frames import CHUNK, Suppress
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-    from typing import Any
-else:  # see frames
-    import _socket as socket
+from hvdrun.agent.frames import CHUNK
+from hvdrun.agent.gpu_pairs import copies
 
 # Packets are sent again after 1 and 3 s: two may be lost.
 CONNECT_S = 4.0
@@ -131,8 +128,6 @@ class Connecting:
 
     def _obey(self) -> bool:
         """False at the end of the orders."""
-        import json
-
         data = os.read(self.orders, CHUNK)
         self.heard()
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -142,8 +137,6 @@ class Connecting:
             if "listen" in order:
                 self.say({"listening": [self._listen(*words) for words in order["listen"]]})
             elif "copies" in order:
-                from hvdrun.agent.gpu_pairs import copies
-
                 self.say({"copies": copies(**order["copies"])})
             else:
                 self.secret = bytes.fromhex(order["secret"])
@@ -184,10 +177,10 @@ class Connecting:
             call.connected = True
             self.poll.modify(call.sock.fileno(), select.POLLIN)
             mine = proof(self.secret, b"caller", call.nonce, call.address, call.port)
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 call.sock.send(call.nonce + mine)
             return
-        with Suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):
             try:
                 data = call.sock.recv(PROOF_BYTES)
             except ConnectionError:
@@ -207,17 +200,16 @@ class Connecting:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            fd, _ = listener._accept()  # type: ignore[attr-defined]
+            sock, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self.callers:
                 self._dismiss(next(iter(self.callers)))
             return
-        sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         if len(self.callers) >= MOST_CALLERS:
             self._dismiss(next(iter(self.callers)))
-        self.callers[fd] = sock, b""
-        self.poll.register(fd, select.POLLIN)
+        self.callers[sock.fileno()] = sock, b""
+        self.poll.register(sock.fileno(), select.POLLIN)
 
     def _hear_caller(self, fd: int) -> None:
         sock, heard = self.callers[fd]
@@ -234,7 +226,7 @@ class Connecting:
         nonce, theirs = heard[:NONCE_BYTES], heard[NONCE_BYTES:]
         address, port = sock.getsockname()[:2]
         if hmac.compare_digest(theirs, proof(self.secret, b"caller", nonce, address, port)):
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 sock.send(proof(self.secret, b"listener", nonce, address, port))
         self._dismiss(fd)
 

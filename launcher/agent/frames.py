@@ -1,25 +1,18 @@
 """Frames between hvdrun, its agents on other hosts and the keepers of the ranks.
 
 A frame is a header (kind, rank, length) and a payload. Sockets within a host also carry file
-descriptors. Imported by the agents, hence the standard library only, and little of it.
+descriptors. Imported by the agents, hence the standard library only.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import struct
+from collections.abc import Iterable
 
 from hvdrun.machine.notes import is_valid
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    import socket
-    from collections.abc import Iterable
-else:  # the modules that they wrap: socket, signal and their imports cost 6 ms of each start
-    import _signal as signal
-    import _socket as socket
 
 # The host agent's first bytes; all before them is from the remote shell's start-up files.
 MAGIC = b"\nhvdrun-host-agent\n"
@@ -177,19 +170,6 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-class Suppress:
-    """contextlib.suppress; contextlib costs 3 ms of each rank's start."""
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self.kinds = kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self.kinds)
 
 
 class Waker:

@@ -9,14 +9,10 @@ import select
 import signal
 import subprocess
 import time
+from typing import Any
 
 from hvdrun.agent.gpu_copies import MARK
 from hvdrun.machine.processes import die_with_parent
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 START_S = 25.0  # to import torch and to start CUDA on each GPU
 PAIR_S = 4.0  # for one pair; with BEGIN_S of all pairs that makes 10 s

@@ -8,6 +8,7 @@ import select
 import selectors
 import signal
 import time
+from typing import NoReturn
 
 from hvdrun.agent import mpi_daemon, signals
 from hvdrun.agent.frames import (
@@ -43,11 +44,6 @@ from hvdrun.machine.environment import FILES, pack_host_variables
 from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 from hvdrun.machine.remote_words import command_of
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 # How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
+import socket
 import time
+from typing import NoReturn
 
 from hvdrun.agent import signals
 from hvdrun.agent.frames import (
@@ -26,7 +30,6 @@ from hvdrun.agent.frames import (
     VARIABLES,
     WITH_STACK,
     WITH_STACK_AND_BOX,
-    Suppress,
     Waker,
     frame,
     receive,
@@ -53,16 +56,6 @@ from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
 from hvdrun.machine.results import PIPE as RESULT_PIPE
 from hvdrun.machine.shared_memory import what_is_full
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    import socket
-    from typing import NoReturn
-
-else:  # see frames
-    import _signal as signal
 
 NOT_TOLD = (
     "hvdrun: rank {rank} was not started: hvdrun, or its agent on {host}, ended before the rank had"
@@ -174,7 +167,7 @@ class Keeper:
             self._signal()
         if self.status or self.asked or relay.is_in_mpi:
             self.shared_files.remove(relay.job, relay.topology_file)
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             os.write(self.shim, bytes([self.status]))
         if self.orphaned and self.session:
             self._remove_session()
@@ -184,7 +177,7 @@ class Keeper:
         """Removes the session folder, which the daemon leaves behind if it is killed."""
         os.closerange(0, MOST_FDS)  # the daemon waits until the rank's descriptors are closed
         end = time.monotonic() + GRACE_S
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             while time.monotonic() < end:
                 os.kill(self.daemon, 0)
                 time.sleep(0.05)
@@ -194,14 +187,14 @@ class Keeper:
         remove_sessions([self.session])
 
     def _tell(self, kind: bytes, payload: bytes = b"", fds: list[int] | None = None) -> None:
-        with Suppress(OSError):  # reading notices that the supervisor is gone
+        with contextlib.suppress(OSError):  # reading notices that the supervisor is gone
             send(self.sock, frame(kind, self.rank, payload), fds or ())
 
     def _on_note(self, note: bytes, fds: list[int]) -> None:
         if note.startswith(PREEMPTIBLE):
             self.preemptible = int(note[1:]) if note[1:].isdigit() else 0
         elif note.startswith(STACK) and fds:
-            with Suppress(ValueError):
+            with contextlib.suppress(ValueError):
                 self.stacks.add(note[1:], fds[0])
                 del fds[0]
         elif note.startswith(RANKS_BOX) and fds:
@@ -253,7 +246,7 @@ class Keeper:
 
     def _notice_stops(self) -> None:
         """The kernel tells the parent as it happens, and keeps no record of when."""
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             while self.pid and (found := os.waitid(os.P_PID, self.pid, LOOK_AT_THE_STOPPED)):
                 has_stopped = found.si_code == os.CLD_STOPPED
                 self.stopped_at = time.monotonic() if has_stopped else None
@@ -273,7 +266,7 @@ class Keeper:
         # notices.
         late = self._has_ended(self.shim)
         # Its background processes, as long as no other group can have the number.
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.status = code if code >= 0 else 128 - code
@@ -332,7 +325,7 @@ class Keeper:
                 self._pass_on(payload)
             elif kind == LOOK:
                 answer = b""  # which hvdrun drops
-                with Suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError):
                     answer = self._look(payload)
                 self._tell(LOOKED, answer)
 
@@ -389,7 +382,7 @@ class Keeper:
             candidates = (newest.pid if newest is not None else 0, self.pid)
             caught = (pid for pid in candidates if pid and signals.is_caught(pid, number))
             rank = next(caught, 0)
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             if number != signal.SIGTERM or not rank or self._group_of(rank) != self.pid:
                 os.killpg(self.pid, number)
                 return
@@ -400,6 +393,6 @@ class Keeper:
     @staticmethod
     def _group_of(pid: int) -> int:
         """0 if there is no such process."""
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             return os.getpgid(pid)
         return 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
 
-from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.agent.frames import write_all
 from hvdrun.machine.environment import PREFIX, is_in_step, without_step_variables
 
 SHELLS = {"sh": ("/bin/sh",), "csh": ("/bin/csh", "/usr/bin/csh", "/bin/tcsh", "/usr/bin/tcsh")}
@@ -30,7 +31,7 @@ def start(command: str, shell: str) -> tuple[int, int]:
             command = safe_prefix(command, prefix())
             # Not the login shell of this host, for which MPI has not written the command.
             for path in SHELLS[shell]:
-                with Suppress(OSError):
+                with contextlib.suppress(OSError):
                     os.execve(path, [path, "-c", command], environment)
             missing = "no csh or tcsh" if shell == "csh" else "no /bin/sh"
             write_all(2, f"hvdrun: there is {missing} for MPI's daemon\n".encode())

@@ -6,9 +6,8 @@ counter that has grown since the start decides.
 
 from __future__ import annotations
 
+import contextlib
 import os
-
-from hvdrun.agent.frames import Suppress
 
 # The files of a memory cgroup that count its kills, in version 2 and 1.
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -32,7 +31,7 @@ def cgroup_folders(cgroups: str, mounts: str) -> list[str]:
 
 
 def _oom_kills_in(path: str) -> int | None:
-    with Suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         for line in file:
             key, _, value = line.partition(b" ")
             if key == b"oom_kill":
@@ -43,7 +42,7 @@ def _oom_kills_in(path: str) -> int | None:
 def oom_kills() -> int:
     """How many processes the kernel has killed for lack of memory: in this cgroup if it counts
     them, else on this machine."""
-    with Suppress(OSError):
+    with contextlib.suppress(OSError):
         with open("/proc/self/cgroup") as file:
             cgroups = file.read()
         with open("/proc/self/mounts") as file:

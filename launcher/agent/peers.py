@@ -11,17 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import struct
 import time
 
 from hvdrun.machine.socket_users import is_trusted, user_of
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-else:  # see frames
-    import _socket as socket
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 TIME = struct.Struct("ll")  # seconds, microseconds

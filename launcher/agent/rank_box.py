@@ -6,16 +6,13 @@ What a rank writes there is not trusted: this only copies entries, `reports.blac
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
+import zlib
 
-from hvdrun.agent.frames import Suppress
 from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES, lines_in
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # What follows a rank that has ended well: a later failure of others may come from its leaving.
 FEW = 32
@@ -27,25 +24,14 @@ _GET_SEALS = 1034  # fcntl's F_GET_SEALS, which files in memory alone have
 class RankBox:
     def __init__(self) -> None:
         self.fd: int | None = None
-        # zlib's, with the fd
-        self.compress: Callable[[bytes, int], bytes] = lambda data, _: data
-        self.crc32: Callable[[bytes], int] = lambda _: 0
 
     def keep(self, fd: int) -> None:
-        """Instead of an earlier one. Closes what is no memory: reading it could take for ever.
-
-        A keeper's start shall not take these modules. Nor are they imported by `read`: when the
-        rank ends, the file server that they lie on may hang, and the end must be told.
-        """
+        """Instead of an earlier one. Closes what is no memory: reading it could take for ever."""
         try:
-            import fcntl
-            import zlib
-
             fcntl.fcntl(fd, _GET_SEALS)
-        except (OSError, ImportError):
+        except OSError:
             os.close(fd)
             return
-        self.compress, self.crc32 = zlib.compress, zlib.crc32
         if self.fd is not None:
             os.close(self.fd)
         self.fd = fd
@@ -57,7 +43,7 @@ class RankBox:
         if self.fd is None:
             return b""
         data = later = b""
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             data = os.pread(self.fd, TOTAL_BYTES, 0)
             later = os.pread(self.fd, TOTAL_BYTES, 0)
         head = data[:HEAD_BYTES].partition(b"\0")[0]
@@ -72,13 +58,13 @@ class RankBox:
         found.sort()
         last = found if all_of_them else found[-FEW:]
         entries = b"".join(data[at : at + ENTRY_BYTES] for _, at in last)
-        lines = lines_in(data, self.crc32)
-        return self.compress(b"\0".join((head, lines, entries)), 6)
+        lines = lines_in(data, zlib.crc32)
+        return zlib.compress(b"\0".join((head, lines, entries)), 6)
 
     def lines(self) -> str:
         """Where the script has waited for hvdlite last, in faulthandler's form."""
         data = b""
         if self.fd is not None:
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 data = os.pread(self.fd, TOTAL_BYTES, 0)
-        return lines_in(data, self.crc32).decode(errors="replace")
+        return lines_in(data, zlib.crc32).decode(errors="replace")

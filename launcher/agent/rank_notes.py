@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import socket
 import time
+from collections.abc import Callable
 
-from hvdrun.agent.frames import Suppress, receive
+from hvdrun.agent.frames import receive
 from hvdrun.machine.notes import VARIABLE, address, is_valid
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-else:  # see frames
-    import _socket as socket
 
 # A rank that writes more, and one more each second, has gone mad: the keeper stops listening.
 MOST_NOTES = 10_000
@@ -54,7 +49,7 @@ class RankNotes:
         while self.ours is not None:
             note = b""
             fds: list[int] = []
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 try:
                     note, fds = receive(self.ours)
                 except BlockingIOError:

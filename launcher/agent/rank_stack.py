@@ -12,6 +12,7 @@ file has something in it and after that the signal is neither.
 from __future__ import annotations
 
 import os
+import re
 import time
 
 LIMIT_S = 1.0  # the keeper does nothing else meanwhile
@@ -92,8 +93,6 @@ class RankStack:
 
     def frames_in(self, text: str) -> list[list[object]]:
         """text: in faulthandler's form."""
-        import re
-
         found = re.findall(r'^  File "(.*)", line ([0-9]{1,9}|\?\?\?) in (.*)$', text, re.MULTILINE)
         return [
             [file, int(line) if line.isdecimal() else 0, function, self._library(file)]
@@ -101,8 +100,6 @@ class RankStack:
         ]
 
     def _library(self, file: str) -> str:
-        import re
-
         if file.startswith("<frozen "):
             return _PYTHON
         installed = re.search(r"/(?:site|dist)-packages/([^/]+)", file)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from hvdrun.agent.frames import write_all
 from hvdrun.machine.binding import here, thread_variables
 from hvdrun.machine.environment import PLACE
 from hvdrun.machine.near_gpu import prefer_memory_of
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 

@@ -4,15 +4,11 @@ one of them, with this process's standard descriptors, and ends with its exit co
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from hvdrun.agent.frames import BYE, HOST, frame, receive, send, unpack, write_all
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.machine.environment import NODES
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 FAILED = 255  # as ssh
 

@@ -9,9 +9,9 @@ its start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from hvdrun.agent.frames import Suppress
 from hvdrun.machine.shared_memory import FOLDER, OF_MPI, names_mapped_by
 
 
@@ -26,15 +26,15 @@ class SharedFiles:
     def remove(self, job: bytes, topology_file: bytes = b"") -> None:
         """`job`: its name in MPI; `topology_file`: of MPI's daemon (see pmi). Or empty."""
         if topology_file.startswith(b"/"):
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 os.unlink(topology_file)
         if job:
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 self.names.update(
                     name for name in os.listdir(FOLDER) if name.startswith(mpichs_names(job))
                 )
         for name in self.names:
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 os.unlink(f"{FOLDER}/{name}")
 
 

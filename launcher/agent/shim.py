@@ -3,26 +3,21 @@ rank's exit code. `agent` has the picture."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import time
+from typing import NoReturn
 
 from hvdrun.agent import signals
-from hvdrun.agent.frames import EXIT, Suppress, frame, send, write_all
+from hvdrun.agent.frames import EXIT, frame, send, write_all
 from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.rank_variables import bind, by_launcher
 from hvdrun.agent.spawn import become
 from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    import socket
-    from typing import NoReturn
-else:  # see frames
-    import _signal as signal
 
 UNREACHABLE = (
     "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
@@ -84,7 +79,7 @@ def main(arguments: list[str], role: str) -> NoReturn:
 def _lacks(sock: socket.socket, rank: int, error: OSError) -> NoReturn:
     """Tells the supervisor why the rank was not started."""
     how = f"lacks {error.errno} {time.monotonic_ns()}".encode()
-    with Suppress(OSError):
+    with contextlib.suppress(OSError):
         send(sock, frame(EXIT, rank, how))
     os._exit(1)
 

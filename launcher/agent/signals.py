@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 
-from hvdrun.agent.frames import Suppress
 from hvdrun.machine.environment import ENDING
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-else:  # see frames
-    import _signal as signal
 
 # A rank that has not ended after Ctrl-C and its grace gets TERM, and this long later KILL.
 LAST_S = 2.0
@@ -42,7 +36,7 @@ def steps(first: int, grace_s: float) -> list[tuple[float, int]]:
 
 
 def show_ending() -> None:
-    with Suppress(OSError), open("/proc/self/comm", "w") as name:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(ENDING)
 
 
@@ -65,7 +59,7 @@ def set_default() -> None:
     """Before exec: a program starts with each signal at its default, and none blocked. Python and
     MPIs ignore some, and what is ignored would stay so."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -102,7 +96,7 @@ def is_handled_in(group: int, number: int) -> bool:
     """Whether a process of the group that runs has a handler for the signal."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with Suppress(OSError):
+            with contextlib.suppress(OSError):
                 if os.getpgid(int(entry)) == group:
                     status = _status(int(entry))
                     caught = int(status[b"SigCgt"], 16) >> (number - 1) & 1

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Mapping
+from typing import NoReturn
 
 from hvdrun.agent import signals
-from hvdrun.agent.frames import Suppress, write_all
+from hvdrun.agent.frames import write_all
 from hvdrun.machine.environment import FILES
 from hvdrun.machine.limits import set_open_files
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
 
 
 def spawn(
@@ -41,7 +38,7 @@ def spawn(
         finally:
             os._exit(127)
     os.close(writer)
-    with Suppress(OSError):  # the child does it too, in case it comes first
+    with contextlib.suppress(OSError):  # the child does it too, in case it comes first
         os.setpgid(pid, pid)
     failure = os.read(reader, 16)
     os.close(reader)
@@ -67,7 +64,7 @@ def become(
 def _bind(cpus: frozenset[int] | None) -> None:
     """Binds this process for good. A cpuset that has changed meanwhile is no reason to fail."""
     if cpus is not None:
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cpus)
 
 

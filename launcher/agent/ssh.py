@@ -7,7 +7,10 @@ import os
 import pwd
 import shlex
 import signal
+import socket
 import sys
+from collections.abc import Mapping
+from typing import NoReturn
 
 from hvdrun.agent.frames import HEADER, HOST, frame, send, write_all
 from hvdrun.agent.peers import Stranger, connect
@@ -21,13 +24,6 @@ from hvdrun.machine.environment import (
     without_step_variables,
 )
 from hvdrun.machine.remote_words import for_any_shell, hex_of
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Mapping
-    from typing import NoReturn
 
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from hvdrun.command_line import config_file, nodes, program
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
@@ -22,7 +23,10 @@ from hvdrun.errors import (
     NoMpi,
     UsageError,
 )
+from hvdrun.job.supervision import Supervision
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
+from hvdrun.output import metrics_file
+from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import open_standard_files
 from hvdrun.plan import (
     counted_knobs,
@@ -40,13 +44,11 @@ from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_i
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-    from hvdrun.preflight.preflight import Preflight
-    from hvdrun.running.node_signals import NodeSignals
+from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
+from hvdrun.running.attempts import supervise
+from hvdrun.running.node_signals import NodeSignals
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
 
@@ -87,8 +89,6 @@ class HvdrunCommand(click.Command):
 
 def completion_script(command: click.Command, shell: str) -> str:
     """For the shell to source."""
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     assert kind is not None
     return kind(command, {}, "hvdrun", "_HVDRUN_COMPLETE").source()
@@ -169,8 +169,6 @@ def cli(
     if check_build:
         return _check_build(request, dry_run, disable_cache)
     if others["rendezvous_secret_file"]:
-        from hvdrun.rendezvous import secret
-
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
@@ -206,8 +204,6 @@ def _check_question(stacks: int | None, metrics: int | None, command: tuple[str,
 
 
 def _ask(option: str, pid: int, as_json: bool = False) -> int:
-    from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
-
     question = STACKS if option == "--stacks" else FIGURES if as_json else METRICS
     try:
         click.echo(ask(pid, question))
@@ -277,7 +273,7 @@ def launch(
     request = with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
-    seen: Preflight | None = None
+    seen = None
     if is_remote(request, found):
         from hvdrun.preflight import preflight
 
@@ -309,13 +305,7 @@ def launch(
         path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
-    from hvdrun.job.supervision import Supervision
-    from hvdrun.output.screen import Screen
-    from hvdrun.running.attempts import supervise
-
     if request.metrics_file:
-        from hvdrun.output import metrics_file
-
         metrics_file.check(request.metrics_file)
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output

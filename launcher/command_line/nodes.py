@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import hvdrun
 from hvdrun.errors import LaunchError, UsageError
@@ -21,15 +21,15 @@ from hvdrun.machine.environment import NODES
 from hvdrun.machine.processes import hide_memory
 from hvdrun.machine.resources import gpu_count, physical_cores
 from hvdrun.machine.socket_users import is_ambiguous
+from hvdrun.output.writer import Writer, write_all
 from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.nodes import allocation
+from hvdrun.rendezvous import secret as secrets
+from hvdrun.rendezvous.messages import Hello
 from hvdrun.rendezvous.place import Place, by_options, by_variables, shares
 from hvdrun.reports import lacking
-
-if TYPE_CHECKING:
-    from hvdrun.rendezvous.messages import Hello
-    from hvdrun.running.node_signals import NodeSignals
+from hvdrun.running.node_signals import NodeSignals
 
 # By their names in Python.
 OPTIONS = ("rendezvous", "node_rank", "nodes", "rendezvous_secret_file")
@@ -78,9 +78,6 @@ def place_of(
 
 def run(request: Request, place: Place, secret_file: str | None, job: Job) -> int:
     """This host's part of the job. The exit code."""
-    # Loaded only where hosts meet: some 40 ms.
-    from hvdrun.rendezvous import secret as secrets
-
     request = _with_servers(request, place)
     secret = secrets.take(os.environ, secret_file)
     # Where a user's number is not its own, the job's processes know each other by that they can
@@ -105,7 +102,6 @@ def _run_first(
     request: Request, place: Place, key: bytes, own: Hello, only_this_user: bool, job: Job
 ) -> int:
     from hvdrun.rendezvous.first_node import FirstNode
-    from hvdrun.running.node_signals import NodeSignals
 
     node_signals = NodeSignals()
     first = FirstNode(place, key, own, only_this_user, node_signals.add)
@@ -175,8 +171,6 @@ def _with_servers(request: Request, place: Place) -> Request:
 def _greeting(request: Request, place: Place) -> Hello:
     from importlib.metadata import version
 
-    from hvdrun.rendezvous.messages import Hello
-
     return Hello(
         version=version("hvdlite"),
         node_rank=place.node_rank,
@@ -206,8 +200,6 @@ class _Screen:
     """Of a node whose loop must go on if nobody reads what it says, now or ever."""
 
     def __init__(self) -> None:
-        from hvdrun.output.writer import Writer, write_all
-
         self._writer = Writer()
         self._sink = partial(write_all, 2)
 

@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from ipaddress import ip_network
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hvdrun.command_line.config_file import option_callback
 from hvdrun.command_line.hvdrun_option import HvdrunOption, seconds, whole_numbers
@@ -20,17 +22,12 @@ from hvdrun.plan.hosts import parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import BY_OPTION
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 # The headings of --help.
 WHAT, WHERE, HOW, OUTPUT = "What to run", "Where", "How", "Output"
 INSTEAD = "Instead of running"
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -83,8 +80,6 @@ def parse_networks(text: str | None) -> tuple[str, ...]:
     words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for word in words:
         if "/" in word:
-            from ipaddress import ip_network
-
             try:
                 ip_network(word, strict=False)
             except ValueError as error:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from hvdrun.job.value import Value
+from dataclasses import dataclass
 
 
-class RankStarted(Value):
+@dataclass(slots=True)
+class RankStarted:
     """host: over whose connection hvdrun has learnt it; "": the rank runs on hvdrun's machine."""
 
     rank: int
     host: str = ""
 
 
-class RankInMpi(Value):
+@dataclass(slots=True)
+class RankInMpi:
     """The rank has begun MPI_Init. Only some MPIs let the keeper see it."""
 
     rank: int
 
 
-class RankLeftMpi(Value):
+@dataclass(slots=True)
+class RankLeftMpi:
     """The rank has finished MPI_Finalize."""
 
     rank: int
 
 
-class RankSaid(Value):
+@dataclass(slots=True)
+class RankSaid:
     """hvdlite in the rank has told its keeper this note (see `machine.notes`): its kind and data.
     Valid in its size; the data is the rank's, and not to be trusted."""
 
@@ -33,14 +37,16 @@ class RankSaid(Value):
     data: bytes = b""
 
 
-class RankLooked(Value):
+@dataclass(slots=True)
+class RankLooked:
     """The keeper's answer about what the rank does, as `machine.looks` packs it."""
 
     rank: int
     look: bytes
 
 
-class RankRecorded(Value):
+@dataclass(slots=True)
+class RankRecorded:
     """The rank's last operations, as its keeper packs them (`agent.rank_box`). is_running: as it
     looked at its stack; else they come before its RankEnded."""
 
@@ -49,20 +55,23 @@ class RankRecorded(Value):
     is_running: bool = False
 
 
-class StacksAsked(Value):
+@dataclass(slots=True)
+class StacksAsked:
     """Somebody wants to know where the ranks are."""
 
     asker: int
 
 
-class MetricsAsked(Value):
+@dataclass(slots=True)
+class MetricsAsked:
     """Somebody wants to know where the time of the ranks' steps goes. as_json: in figures."""
 
     asker: int
     as_json: bool = False
 
 
-class RankClosedFiles(Value):
+@dataclass(slots=True)
+class RankClosedFiles:
     """The rank runs on and has closed its end of PMI, or of the way for notes; `at` by the clock of
     this host. A program that closes these closes all descriptors that it does not know."""
 
@@ -70,7 +79,8 @@ class RankClosedFiles(Value):
     at: float
 
 
-class RankEnded(Value):
+@dataclass(slots=True)
+class RankEnded:
     """`how` as the keeper writes it (see frames.EXIT); `at` by the clock of this host."""
 
     rank: int
@@ -78,46 +88,53 @@ class RankEnded(Value):
     at: float
 
 
-class KeeperGone(Value):
+@dataclass(slots=True)
+class KeeperGone:
     """The keeper of a rank has ended; a RankEnded may or may not have come before."""
 
     rank: int
     nonsense: str = ""  # what has come from it that is no message, so that it was hung up on
 
 
-class KeepersHere(Value):
+@dataclass(slots=True)
+class KeepersHere:
     """The number of keepers of this host that are connected now."""
 
     connected: int
 
 
-class HostConnected(Value):
+@dataclass(slots=True)
+class HostConnected:
     """hvdrun has started to connect to another host; ssh has not connected yet."""
 
     host: str
 
 
-class HostTalks(Value):
+@dataclass(slots=True)
+class HostTalks:
     """The host agent has sent its first message: ssh has connected."""
 
     host: str
 
 
-class HostShares(Value):
+@dataclass(slots=True)
+class HostShares:
     """The host is a machine that hvdrun knows by another name, too: its ranks may be told of under
     that one."""
 
     host: str
 
 
-class SshSaid(Value):
+@dataclass(slots=True)
+class SshSaid:
     """ssh (or srun in its place) or the remote shell wrote this to stderr."""
 
     host: str
     text: bytes
 
 
-class HostEnded(Value):
+@dataclass(slots=True)
+class HostEnded:
     """The connection to the host has ended."""
 
     host: str
@@ -127,7 +144,8 @@ class HostEnded(Value):
     nonsense: str = ""  # what has come from it that is no message, so that hvdrun has hung up
 
 
-class HostQuiet(Value):
+@dataclass(slots=True)
+class HostQuiet:
     """The host has given no sign of life for some seconds."""
 
     host: str
@@ -135,14 +153,16 @@ class HostQuiet(Value):
     limit_s: float  # after which it is lost
 
 
-class HostBack(Value):
+@dataclass(slots=True)
+class HostBack:
     """A quiet host has given a sign of life."""
 
     host: str
     silent_s: float
 
 
-class HostSilent(Value):
+@dataclass(slots=True)
+class HostSilent:
     """The host gave no sign of life for too long. The connection to it is closed."""
 
     host: str
@@ -150,7 +170,8 @@ class HostSilent(Value):
     limit_s: float
 
 
-class HostGaveUp(Value):
+@dataclass(slots=True)
+class HostGaveUp:
     """The host ends its ranks, as hvdrun was silent for too long; `at` by this host's clock."""
 
     host: str
@@ -158,40 +179,47 @@ class HostGaveUp(Value):
     at: float
 
 
-class Paused(Value):
+@dataclass(slots=True)
+class Paused:
     """hvdrun itself did not run: it was stopped, or this machine was suspended."""
 
     pause_s: float
 
 
-class MpirunSaid(Value):
+@dataclass(slots=True)
+class MpirunSaid:
     """mpirun or one of its daemons wrote this."""
 
     text: bytes
 
 
-class MpirunOutputEnded(Value):
+@dataclass(slots=True)
+class MpirunOutputEnded:
     """No process has mpirun's output open any more."""
 
 
-class MpirunEnded(Value):
+@dataclass(slots=True)
+class MpirunEnded:
     code: int  # -n: by signal n
 
 
-class Interrupted(Value):
+@dataclass(slots=True)
+class Interrupted:
     """Ctrl-C, or a signal like it."""
 
     number: int
     node: int = 0  # whose hvdrun got it, where each host runs one (see `rendezvous`)
 
 
-class ToPassOn(Value):
+@dataclass(slots=True)
+class ToPassOn:
     """hvdrun got a signal that is for the ranks."""
 
     number: int
 
 
-class RankSignalled(Value):
+@dataclass(slots=True)
+class RankSignalled:
     """A keeper's answer to such a signal: see `agent.signals.pass_on`."""
 
     rank: int
@@ -199,15 +227,18 @@ class RankSignalled(Value):
     answer: str
 
 
-class ToStop(Value):
+@dataclass(slots=True)
+class ToStop:
     """Ctrl-Z."""
 
 
-class ReaderLeft(Value):
+@dataclass(slots=True)
+class ReaderLeft:
     """hvdrun can't write: its reader is gone (`hvdrun … | head`), or the disk is full."""
 
 
-class TimePassed(Value):
+@dataclass(slots=True)
+class TimePassed:
     """Nothing else has happened until now."""
 
 

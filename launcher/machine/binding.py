@@ -7,17 +7,11 @@ cores, not one core, and no two ranks share a core. docs/design/binding.md gives
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
 from hvdrun.machine.environment import THREADS
-from hvdrun.machine.near_gpu import near_gpu
+from hvdrun.machine.near_gpu import Near, near_gpu
 from hvdrun.machine.topology import Core, are_alike, cores, tightest_quota
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hvdrun.machine.near_gpu import Near
 
 # A user who sets one of these has chosen the number of threads.
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")

@@ -1,16 +1,13 @@
 """The memory of a rank's black box: `hvdl_box_memory` of the core's operations/black_box.h.
 
-Keepers import it: hence it imports nothing.
+Keepers import it.
 """
 
 from __future__ import annotations
 
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
-    Crc32 = Callable[[bytes], int]
+Crc32 = Callable[[bytes], int]
 
 # What the text at the begin calls this layout.
 FORMAT = 3

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import time
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 
 def cgroups(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from hvdrun.machine.results import PIPE as RESULT_PIPE
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 # The job's name for its own processes, by which they find their supervisor (see peers). MPI sends
 # it unencrypted, and who knows it can do nothing with it but take a socket's name.

@@ -4,13 +4,9 @@ rank, hence the standard library only, and little of it."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from hvdrun.machine.cgroups import read
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DRIVER = "proc/driver/nvidia"
 MOST_DIGITS = 4  # of a device's number

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import struct
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-else:  # the module that it wraps: socket and its imports take longer than this module runs
-    import _socket as socket
+from collections.abc import Iterator
 
 # <linux/netlink.h>, <linux/rtnetlink.h>, <linux/if_addr.h>
 _REQUEST_DUMP = 0x1 | 0x300

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 from hvdrun.machine.cgroups import cgroups, read
 
@@ -16,16 +17,12 @@ COUNTED_UP_TO = 10_000
 
 def open_files() -> tuple[int, int]:
     """The soft limit and the hard one; -1: none."""
-    import resource
-
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_open_files(wanted: int) -> int | None:
     """Raises the soft limit to that, or as far as the hard limit goes. The limit as it was before,
     or None if it stays."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):
         return None
@@ -38,8 +35,6 @@ def raise_open_files(wanted: int) -> int | None:
 
 def set_open_files(soft: int) -> None:
     """Sets the soft limit, as far as the hard limit goes."""
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard), hard))
 
@@ -72,8 +67,6 @@ def _room_in_cgroups(root: str) -> list[tuple[int, str]]:
 
 
 def _room_of_user(root: str) -> list[tuple[int, str]]:
-    import resource
-
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() == 0 or not 0 <= most <= COUNTED_UP_TO:  # root has no such limit
         return []

@@ -25,7 +25,7 @@ def look(
     read. `stopped_s`: for how long a signal has stopped `pid`, if the caller knows. If no file can
     be opened, the answer is empty: a keeper must not end because of that."""
     try:
-        import json  # 3 ms, which a keeper's start shall not take
+        import json
 
         known, children = _table()
     except (OSError, ImportError):

@@ -4,17 +4,11 @@ the sockets, which all ranks there share."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from hvdrun.machine.cgroups import read
-from hvdrun.machine.gpus import MOST_DIGITS, visible
+from hvdrun.machine.gpus import MOST_DIGITS, Gpu, visible
 from hvdrun.machine.topology import CPUS, NODES, parse_list
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hvdrun.machine.gpus import Gpu
 
 SWITCH = "HVDLITE_GPU_BINDING"
 # set_mempolicy and get_mempolicy, which the C library has no functions for.

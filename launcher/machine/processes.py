@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import shutil
 import signal
 import time
+from collections.abc import Callable, Iterable
 
 from hvdrun.machine.environment import KEEPER
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 def set_subreaper() -> None:
     """Makes descendants whose parent ends children of this process, so that it can find them."""
-    import ctypes
-
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
@@ -26,8 +22,6 @@ def set_subreaper() -> None:
 def hide_memory() -> None:
     """Other processes of this user can't read this one's memory any more, nor the environment that
     it has started with, and the kernel writes no core file of it. What it starts is as usual."""
-    import ctypes
-
     pr_set_dumpable = 4
     ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0)
 
@@ -75,8 +69,6 @@ def kill_strays() -> None:
 
 def die_with_parent(number: int) -> Callable[[], None]:
     """A function for a child to call before exec: it gets that signal when this process ends."""
-    import ctypes
-
     prctl = ctypes.CDLL(None).prctl
     pr_set_pdeathsig = 1
 
@@ -88,8 +80,6 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 def remove_sessions(folders: Iterable[str]) -> None:
     """Removes Open MPI's session folders, which stay behind if its daemon was killed."""
-    import shutil
-
     for folder in folders:
         if os.path.basename(folder).startswith(("ompi.", "prte.", "prted.")):
             with contextlib.suppress(OSError):

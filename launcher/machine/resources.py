@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from hvdrun.machine.cgroups import cgroups, read
 from hvdrun.machine.topology import cores, tightest_quota
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _BLOCK_BYTES = 4096
 

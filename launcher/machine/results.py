@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import struct
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 FILE = "HVDRUN_RESULTS"  # the descriptor of that file, for hvdrun
 # Set by keepers: a rank's pipe for what it returns. Where it is set for hvdrun, the ranks get one.

@@ -4,11 +4,7 @@ imports."""
 from __future__ import annotations
 
 import os
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 FOLDER = "/dev/shm"
 # MPIs' files begin so. MPIs remove them only if a rank ends in good order.

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
-
-# typing costs 10 ms of each start.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-else:  # see agent.frames
-    import _socket as socket
 
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 ALL_USERS = 2**32 - 1

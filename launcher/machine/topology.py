@@ -7,13 +7,9 @@ beside each rank, hence the standard library only, and little of it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from hvdrun.machine.cgroups import cgroups, read
-
-# typing costs 10 ms of each start, and collections.abc as much.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"

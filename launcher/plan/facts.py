@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pwd
 import socket
 import sys
 
@@ -70,8 +71,6 @@ def own_path(path: str, prefix: str, base_prefix: str) -> str:
 def own_account() -> tuple[str, str]:
     """Name and home folder. Open MPI does not start without HOME, which cron and containers may not
     set."""
-    import pwd
-
     try:
         account = pwd.getpwuid(os.getuid())
     except KeyError:  # a number without an account, as in some containers

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hvdrun.errors import MpiMismatch, NoMpi
@@ -127,8 +128,6 @@ def _mpi4py_folder(prefix: str) -> str | None:
     if prefix != sys.prefix:
         found = glob.glob(f"{prefix}/lib/python3*/site-packages/mpi4py")
         return found[0] if len(found) == 1 else None
-    from importlib.util import find_spec
-
     spec = find_spec("mpi4py")
     locations = spec.submodule_search_locations if spec else None
     return next(iter(locations)) if locations else None

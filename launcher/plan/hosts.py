@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import IPv6Address
 
 from hvdrun.errors import HostListError, TooManyProcesses
 
@@ -125,8 +126,6 @@ def parse_host(entry: str, where: str) -> Host:
 
 def _ipv6(text: str, where: str) -> str:
     """In its short form, so that equal addresses are the same host."""
-    from ipaddress import IPv6Address
-
     address, percent, zone = text.partition("%")
     try:
         short = str(IPv6Address(address))

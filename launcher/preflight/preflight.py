@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdrun.agent import probe
+from hvdrun.agent.probe import Question
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
@@ -39,9 +40,6 @@ from hvdrun.preflight.question import control_name, probe_command, probe_here, q
 from hvdrun.preflight.reach import connect_all
 from hvdrun.preflight.waiting import Waiting
 from hvdrun.ssh_errors import NO_SSH
-
-if TYPE_CHECKING:
-    from hvdrun.agent.probe import Question
 
 SSH_PORT = 22
 LIMIT_S = 20.0  # for one host; ssh's own limit for connecting is part of it

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
-from hvdrun.agent.probe import HERE
+from hvdrun.agent.probe import HERE, Question
 from hvdrun.machine.remote_words import for_any_shell
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
@@ -23,9 +22,6 @@ from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Starter
 from hvdrun.plan.ssh import ssh_options
 from hvdrun.preflight.findings import PACKAGES
-
-if TYPE_CHECKING:
-    from hvdrun.agent.probe import Question
 
 
 def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Question:

@@ -3,13 +3,14 @@ hand over their standard descriptors, and wait for the program's exit code."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
 
-from hvdrun.agent.frames import BYE, HOST, BadFrame, Suppress, frame, receive, send, unpack
+from hvdrun.agent.frames import BYE, HOST, BadFrame, frame, receive, send, unpack
 from hvdrun.machine.socket_users import is_trusted
 from hvdrun.rendezvous.messages import ERR, IN, OUT
 
@@ -42,13 +43,13 @@ class Caller:
         return {IN: stdin}, {OUT: stdout, ERR: stderr}
 
     def end(self, exit_code: int) -> None:
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             send(self.sock, frame(BYE, payload=b"%d" % exit_code))
         self.close()
 
     def fail(self, why: str) -> None:
         """The process prints the reason itself, as the descriptors may belong to the relay."""
-        with Suppress(OSError):
+        with contextlib.suppress(OSError):
             send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode(errors="replace"))))
         self.close()
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from hvdrun.agent.peers import Stranger
 from hvdrun.agent.peers import listen as listen_here
 from hvdrun.agent.signals import heeded
 from hvdrun.errors import HostSetupError, StartTimeout, UsageError
@@ -58,6 +59,7 @@ _MOST_STRANGERS = 5  # that are remembered
 class FirstNode:
     """Call `start`, then `wait_for_nodes`, and `end` whatever happens.
 
+    only_this_user: nodes have no secret, and meet within this machine.
     on_signal(number, node): called in this object's thread when another node got a signal.
     secret_here: by which the role `reach` finds this process (see agent.peers); not the nodes' own.
     """
@@ -101,20 +103,17 @@ class FirstNode:
         self.welcome = b"%g" % host_timeout_s
         place = self.place
         try:
-            listeners = gate.listen(place.host, place.port)
-        except OSError as error:
+            if self.only_this_user:
+                listeners = gate.listen_here(place.port)
+            else:
+                listeners = gate.listen(place.host, place.port)
+        except (OSError, Stranger) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"node 0 can't listen at {place.meets_at} ({place.source}): {error.strerror}; free"
-                " the port, or give all nodes another one"
+                f"node 0 can't listen at {place.meets_at} ({place.source}): {why}; free the port,"
+                " or give all nodes another one"
             ) from error
-        self.gate = gate.Gate(
-            listeners,
-            self.key,
-            self.selector,
-            self._admitted,
-            self._stranger,
-            self.only_this_user,
-        )
+        self.gate = gate.Gate(listeners, self.key, self.selector, self._admitted, self._stranger)
         listener = listen_here(self.secret_here)
         assert listener is not None, "nobody else knows the secret"
         self.callers = Callers(listener, self.selector, self._wanted, self._caller_left)
@@ -183,7 +182,7 @@ class FirstNode:
         text = (
             f"{self._named(missing)} did not connect to {place.meets_at} within {limit_s:g} s;"
             " start the same command there, and check that this port can be reached from there"
-            f"{hint(place.host)}; --start-timeout gives more time"
+            f"{hint(place.host, self.only_this_user)}; --start-timeout gives more time"
         )
         if self.strangers:
             named = ", ".join(sorted(self.strangers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import selectors
 import socket
 import time
@@ -12,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hvdrun.machine.tcp_users import other_end_is_trusted
+from hvdrun.agent import peers
+from hvdrun.machine.socket_users import is_trusted
 from hvdrun.rendezvous.sealed import SealedSocket
-from hvdrun.rendezvous.secret import is_loopback
+from hvdrun.rendezvous.secret import is_loopback, name_here
 
 # Connections that have not proved the secret yet: how many, and for how long each.
 MOST_PENDING = 128
@@ -25,16 +27,14 @@ _REST_S = 0.2  # without new connections, if this process has no descriptors lef
 
 @dataclass
 class _Caller:
-    address: str
+    address: str  # "": this user's or root's process on this machine
     since: float
 
 
 class Gate:
     """`on_admitted(connection, kind, payload)` gets a caller's first message and with it the
     connection, whose handlers it sets; `on_stranger(address)` hears of those that have tried and
-    failed.
-
-    `only_this_user`: for loopback without a secret; callers of other users are turned away.
+    failed. Callers of other users are turned away from a listener within the machine.
     """
 
     def __init__(
@@ -44,14 +44,12 @@ class Gate:
         selector: selectors.BaseSelector,
         on_admitted: Callable[[SealedSocket, bytes, bytes], None],
         on_stranger: Callable[[str], None],
-        only_this_user: bool,
     ) -> None:
         self.listeners = listeners
         self.key = key
         self.selector = selector
         self.on_admitted = on_admitted
         self.on_stranger = on_stranger
-        self.only_this_user = only_this_user
         self.pending: dict[SealedSocket, _Caller] = {}
         self.rests_until: float | None = None
         for listener in listeners:
@@ -87,7 +85,7 @@ class Gate:
             return
         for _ in range(_AT_ONCE):
             try:
-                sock, (address, *_) = listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
@@ -96,14 +94,13 @@ class Gate:
                 self._rest()
                 return
             try:
-                self._begin(sock, address)
+                self._begin(sock, address[0] if sock.family != socket.AF_UNIX else "")
             except OSError:  # it has gone already
                 sock.close()
 
     def _begin(self, sock: socket.socket, address: str) -> None:
-        if self.only_this_user and not other_end_is_trusted(sock):
+        if sock.family == socket.AF_UNIX and not is_trusted(sock):
             sock.close()
-            self.on_stranger(address)
             return
         connection = SealedSocket(
             sock, self.key, self.selector, self._first_message, self._ended, is_caller=False
@@ -131,12 +128,21 @@ class Gate:
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
         caller = self.pending.pop(connection, None)
-        if caller is not None and why and not connection.is_proved:
+        if caller is not None and caller.address and why and not connection.is_proved:
             self.on_stranger(caller.address)
 
     def _drop(self, connection: SealedSocket) -> None:
         del self.pending[connection]
         connection.close()
+
+
+def listen_here(port: int) -> list[socket.socket]:
+    """For nodes of this user on this machine, without TCP. Raises OSError, and peers.Stranger if
+    another user's process has the name."""
+    fd = peers.listen(name_here(port))
+    if fd is None:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    return [socket.socket(fileno=fd)]
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

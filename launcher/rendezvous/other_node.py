@@ -129,10 +129,11 @@ class OtherNode:
                 return
             now = time.monotonic()
             if now + pause_s > begin + limit_s:
+                more = hint(self.place.host, self.way.only_this_user)
                 raise StartTimeout(
                     f"node {self.place.node_rank} found no node 0 at {self.place.meets_at}"
                     f" ({self.place.source}) within {limit_s:g} s: {why}; start the same command on"
-                    f" node 0{hint(self.place.host)}; --start-timeout gives more time"
+                    f" node 0{more}; --start-timeout gives more time"
                 )
             if now > line_at:
                 line_at = now + LINE_EVERY_S
@@ -149,7 +150,6 @@ class OtherNode:
         self.connection = SealedSocket(
             sock, self.key, self.selector, self._heard, self._ended, is_caller=True
         )
-        self.connection.on_proved = self._check_node_0
         self.connection.send(HELLO, pack_hello(self.own))
         until = min(until, time.monotonic() + CONNECT_S)
         while not (self.is_welcome or self.refused or self.problem):
@@ -159,17 +159,6 @@ class OtherNode:
             for key, _ in self.selector.select(0.1):
                 key.data()
         return self.problem
-
-    def _check_node_0(self) -> None:
-        assert self.connection is not None
-        self.problem = self._check_again(self.connection)
-
-    def _check_again(self, connection: SealedSocket) -> str:
-        """As ToNode0's, and closes the connection if it is not one to node 0."""
-        why = self.way.check_again(connection.sock)
-        if why:
-            connection.close()
-        return why
 
     def _ended(self, connection: SealedSocket, why: str) -> None:
         if why in (CLOSED_EARLY, NOT_PROVED):
@@ -284,9 +273,6 @@ class OtherNode:
             )
 
     def _start(self, connection: SealedSocket) -> None:
-        if why := self._check_again(connection):
-            self._call_back_later(connection, why)
-            return
         run = self.unstarted.pop(connection).run
         connection.send(STREAM, run.number.encode())
         try:
@@ -337,8 +323,12 @@ class OtherNode:
 
 
 def _environment(environ: Mapping[str, str], sock: socket.socket) -> dict[str, str]:
-    """What a program here gets, with the addresses of the connection as ssh's server shows them."""
+    """What a program here gets, with the addresses of the connection, as ssh's server shows them;
+    one within the machine has none."""
     environment = inheritable(environ)
+    environment.pop("SSH_CONNECTION", None)  # of the terminal that hvdrun was started in
+    if sock.family == socket.AF_UNIX:
+        return environment
     with contextlib.suppress(OSError):
         (near, near_port, *_), (far, far_port, *_) = sock.getsockname(), sock.getpeername()
         environment["SSH_CONNECTION"] = f"{far} {far_port} {near} {near_port}"

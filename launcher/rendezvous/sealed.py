@@ -1,5 +1,5 @@
-"""A TCP connection between two nodes: a handshake (see `noise`), then messages that only the two
-ends can read, change or make.
+"""A connection between two nodes: a handshake (see `noise`), then messages that only the two ends
+can read, change or make.
 
 On the wire: 48 bytes each way, then records, each with its length in two bytes. A record is a flag
 (whether the message goes on in the next one) and a part of a message; a message is a kind of one
@@ -74,8 +74,9 @@ class SealedSocket:
         self._early: list[tuple[bytes, bytes]] = []  # messages from before the handshake's end
         self._interest = selectors.EVENT_READ
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         selector.register(sock, self._interest, self._ready)
         self._flush()
 

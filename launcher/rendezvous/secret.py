@@ -11,7 +11,6 @@ from ipaddress import ip_address
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.machine.own_files import open_file
-from hvdrun.machine.tcp_users import why_unknown
 
 VARIABLE = RENDEZVOUS_SECRET
 FILE_OPTION = "--rendezvous-secret-file"
@@ -70,7 +69,7 @@ def _of_file(path: str) -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """32 bytes. For a connection over loopback, which needs no secret, that of ""."""
+    """32 bytes. Within one machine, where none is needed, that of ""."""
     return hmac.digest(b"hvdlite rendezvous", secret.encode(errors="surrogateescape"), "sha256")
 
 
@@ -83,24 +82,29 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def hint(host: str) -> str:
+def name_here(port: int) -> str:
+    """By which nodes of one machine meet that have no secret (see agent.peers): anybody can find
+    and take the name, and so only the kernel's word about the other end counts."""
+    return f"rendezvous {port}"
+
+
+def hint(host: str, only_this_user: bool) -> str:
     """What to say besides to nodes that have not met at `host`."""
     if not is_loopback(host):
         return ""
-    return f"; {host} is each host itself: other hosts need node 0's name in its place"
+    text = f"; {host} is each host itself: other hosts need node 0's name in its place"
+    if only_this_user:
+        text += (
+            "; this node has no secret: the others here must have none either, and be the same"
+            " user's, in the same network namespace and with the same host name"
+        )
+    return text
 
 
 def check_needed(host: str, secret: str) -> None:
     """Raises UsageError if hosts that meet at `host` need a secret and there is none."""
-    if secret:
-        return
-    if not is_loopback(host):
+    if not secret and not is_loopback(host):
         raise UsageError(
             f"hosts that connect to {host} must share a secret, else anybody who reaches its port"
             f" could run programs as you, and none was given; {HOW_TO_MAKE}"
-        )
-    if why := why_unknown():
-        raise UsageError(
-            f"which user connects to {host} can't be seen here, as {why}, so that the nodes must"
-            f" share a secret, and none was given; {HOW_TO_MAKE}"
         )

@@ -1,18 +1,20 @@
-"""How another node connects to node 0, and what it finds out about the other end first."""
+"""How another node connects to node 0."""
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
-from hvdrun.machine.tcp_users import listener_is_trusted, other_end_is_trusted
+from hvdrun.agent import peers
 from hvdrun.rendezvous.place import Place
+from hvdrun.rendezvous.secret import name_here
 
 CONNECT_S = 5.0
-_ANOTHER_USER = "a process of another user listens there"
 
 
 class ToNode0:
-    """`only_this_user`: for loopback without a secret; node 0 must be this user's or root's."""
+    """`only_this_user`: without a secret; node 0 must be this user's or root's, on this machine."""
 
     def __init__(self, place: Place, only_this_user: bool) -> None:
         self.place = place
@@ -28,7 +30,12 @@ class ToNode0:
     def connect(self) -> socket.socket | str:
         """A connection to node 0, or why there is none."""
         try:
+            if self.only_this_user:
+                here = peers.connect(name_here(self.place.port))
+                return os.strerror(errno.ECONNREFUSED) if here is None else here
             sock = self._connect()
+        except peers.Stranger as stranger:
+            return str(stranger)
         except socket.gaierror:
             return f"the name {self.place.host} is unknown here"
         except UnicodeError:
@@ -39,13 +46,9 @@ class ToNode0:
             return "it does not answer"
         except OSError as error:
             return error.strerror or str(error)
-        try:
-            why = self._why_not(sock)
-        except OSError as error:  # it has been closed already
-            why = error.strerror or str(error)
-        if why:
+        if _is_itself(sock):
             sock.close()
-            return why
+            return "nothing listens there"
         return sock
 
     def _connect(self) -> socket.socket:
@@ -61,20 +64,10 @@ class ToNode0:
             raise
         return sock
 
-    def _why_not(self, sock: socket.socket) -> str:
-        """Why a new connection can't be one to node 0; "" if it can. Raises OSError."""
-        if sock.getsockname() == sock.getpeername():  # TCP can connect a free port to itself
-            return "nothing listens there"
-        if self.only_this_user and not listener_is_trusted(sock):
-            return _ANOTHER_USER
-        return ""
 
-    def check_again(self, sock: socket.socket) -> str:
-        """Why node 0 is not what it seems; "" if it is. Who listened may not be who accepted: the
-        listener may have changed in between. To be asked once there is an answer."""
-        if not self.only_this_user:
-            return ""
-        try:
-            return "" if other_end_is_trusted(sock) else _ANOTHER_USER
-        except OSError as error:  # it has been closed already
-            return error.strerror or str(error)
+def _is_itself(sock: socket.socket) -> bool:
+    """TCP can connect a free port to itself."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:  # it has been closed already, which its reader finds out
+        return False

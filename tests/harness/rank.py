@@ -6,14 +6,20 @@ import faulthandler
 import importlib
 import importlib.util
 import os
-import signal
 import socket
 import sys
 import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.harness.worlds import ADDRESS_VARIABLE, Answer, Ready, die_with_parent, text_of
+from tests.harness.worlds import (
+    ADDRESS_VARIABLE,
+    STACKS_SIGNAL,
+    Answer,
+    Ready,
+    die_with_parent,
+    text_of,
+)
 
 
 def rank_from_launcher() -> int:
@@ -95,7 +101,7 @@ def main() -> None:
     if core := os.environ.get("HVDLITE_TEST_CORE"):
         use_core(core)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     warnings.simplefilter("error")
     plug = socket.socket(socket.AF_UNIX)
     plug.connect("\0" + os.environ[ADDRESS_VARIABLE])

@@ -56,6 +56,8 @@ ADDRESS_VARIABLE = "HVDLITE_TEST_ADDRESS"
 SESSION_VARIABLE = "HVDLITE_TEST_SESSION"
 
 PR_SET_PDEATHSIG = 1
+# A rank writes its stacks then. No case has handlers of its own for it, as for SIGUSR1.
+STACKS_SIGNAL = signal.SIGRTMAX
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -288,7 +290,7 @@ class World:
         before = {rank: self._log_bytes(rank) for rank in ranks}
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pids[rank], signal.SIGUSR1)
+                os.kill(self._pids[rank], STACKS_SIGNAL)
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline and any(
             self._log_bytes(rank) == size for rank, size in before.items()

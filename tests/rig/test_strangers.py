@@ -24,6 +24,31 @@ def test_another_user_of_the_hosts_runs_nothing_as_the_owner_of_a_job(rig, hvdru
     assert len(attacker.tried) == 2  # a name for each host, which did not help
 
 
+def test_two_terminals_without_a_secret_are_safe_from_another_user_of_the_machine(rig, python):
+    job = [python.with_name("hvdrun"), "-np", "2", "--rendezvous", "localhost", "--nodes", "2"]
+    script = "sleep 0.5; echo ok"
+    with attack(rig) as attacker, contextlib.ExitStack() as stack:
+        # Node 1 ends with node 0's exit code, and only node 0 shows what the ranks print.
+        nodes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    rig.inside("server1", *job, "--node-rank", str(n), "bash", "-c", script),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for n in (1, 0)
+        ]
+        other, first = [(node.communicate(timeout=60)[0], node.returncode) for node in nodes]
+    assert attacker.ran_as == set()
+    assert (first[1], other[1]) == (0, 0), (first, other)
+    assert first[0].count("] ok\n") == 2, first
+    # The job's name, that by which nodes meet, and the one by which `reach` finds node 0.
+    assert len(attacker.tried) == 3
+
+
 def test_no_command_line_on_any_host_holds_the_secret_of_a_job(rig, python):
     secrets, lines = set(), []
     command = [python.with_name("hvdrun"), *HOSTS, python, "-c", WAITS]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hvdrun.plan.hosts import Host, Share
+from hvdrun.ssh_errors import Trouble
 
 if TYPE_CHECKING:
     from hvdrun.plan.flavour import Flavour
-    from hvdrun.ssh_errors import Trouble
 
 Environ = Mapping[str, str]
 

@@ -10,35 +10,29 @@ import sys
 import pytest
 
 from hvdrun.rendezvous import gate as gates
-from hvdrun.rendezvous.gate import MOST_PENDING, Gate, listen
-from tests.launcher.rendezvous.loops import End, Loop
+from hvdrun.rendezvous.gate import MOST_PENDING, Gate, listen, listen_here
+from tests.launcher.rendezvous.loops import End, Loop, free_port
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 
 
 class Door:
-    """A gate on loopback, and all that it has let in or turned away."""
+    """A gate, on loopback or where it listens, and all that it has let in or turned away."""
 
-    def __init__(self, only_this_user=False):
+    def __init__(self, listeners=None):
         self.loop = Loop()
         self.admitted, self.strangers, self.callers = [], [], []
-        listeners = listen("127.0.0.1", 0)
-        self.address = listeners[0].getsockname()
-        self.gate = Gate(
-            listeners,
-            KEY,
-            self.loop.selector,
-            self._admit,
-            self.strangers.append,
-            only_this_user,
-        )
+        listeners = listeners or listen("127.0.0.1", 0)
+        self.family, self.address = listeners[0].family, listeners[0].getsockname()
+        self.gate = Gate(listeners, KEY, self.loop.selector, self._admit, self.strangers.append)
 
     def _admit(self, connection, kind, payload):
         connection.on_end = lambda *_: None
         self.admitted.append((kind, payload))
 
     def call(self):
-        sock = socket.create_connection(self.address)
+        sock = socket.socket(self.family)
+        sock.connect(self.address)
         self.callers.append(sock)
         return sock
 
@@ -177,17 +171,19 @@ def test_without_descriptors_the_gate_rests_and_then_goes_on(door, monkeypatch):
     door.loop.until(lambda: door.admitted, door.gate.tick)
 
 
-def test_over_loopback_without_a_secret_another_user_is_turned_away():
+def test_without_a_secret_another_user_of_the_machine_is_turned_away_unheard():
     if os.geteuid():
         pytest.skip("only root can be another user")
-    door = Door(only_this_user=True)
+    door = Door(listen_here(free_port()))
     program = (
-        "import os, socket, sys; os.setgid(65534); os.setuid(65534);"
-        f"s = socket.socket(); s.connect({door.address!r}); print(s.recv(1))"
+        "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        f"s = socket.socket(socket.AF_UNIX); s.connect({door.address!r});"
+        "s.settimeout(5); print(s.recv(1))"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as stranger:
-        door.loop.until(lambda: door.strangers)
+        door.loop.until(lambda: stranger.poll() is not None)
         assert stranger.communicate()[0] == b"b''\n"
+    assert not door.gate.pending
     door.call_as_node()
     door.loop.until(lambda: door.admitted)
     door.close()

@@ -1,7 +1,6 @@
 """Whom a node believes that it is node 0."""
 
 import contextlib
-import errno
 import os
 import socket
 import subprocess
@@ -11,40 +10,41 @@ from ipaddress import ip_address
 
 import pytest
 
-from hvdrun.errors import StartTimeout
+from hvdrun.agent import peers
+from hvdrun.errors import StartTimeout, UsageError
 from hvdrun.rendezvous import other_node, to_node_0
 from hvdrun.rendezvous.first_node import FirstNode
 from hvdrun.rendezvous.messages import EXIT, RUN, STREAM, Hello, Run, pack_run
 from hvdrun.rendezvous.other_node import OtherNode
 from hvdrun.rendezvous.place import Place
-from hvdrun.rendezvous.secret import key_of
+from hvdrun.rendezvous.secret import key_of, name_here
 from tests.launcher.rendezvous.loops import LIMIT_S, End, Loop, free_port
 
-# Another user's node 0, which knows the key of loopback, as everybody does, and wants a program.
+# Another user's node 0: knows by what name nodes meet, and the key, as everybody does, and wants a
+# program. Says in the end what it has heard.
 STRANGER = """
-import encodings.idna, os, selectors
-from hvdrun.rendezvous.gate import listen
+import os, selectors, socket, sys
 from hvdrun.rendezvous.messages import RUN, WELCOME, Run, pack_run
 from hvdrun.rendezvous.noise import Handshake
 from hvdrun.rendezvous.sealed import SealedSocket
 from hvdrun.rendezvous.secret import key_of
 Handshake(key_of(""))  # loads what another user may not be able to read
-os.setgid(65534)
-os.setuid(65534)
-(listener,) = listen("127.0.0.1", 0)
-print(listener.getsockname()[1], flush=True)
-selector = selectors.DefaultSelector()
-while True:
-    ended = []
-    connection = SealedSocket(
-        listener.accept()[0], key_of(""), selector, lambda *_: None, ended.append, False
-    )
-    connection.on_end = lambda *_: ended.append(1)
-    connection.send(WELCOME, b"30")
-    connection.send(RUN, pack_run(Run("1", ("true",))))
-    while not ended:
-        for key, _ in selector.select():
-            key.data()
+listener = socket.socket(socket.AF_UNIX)
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+listener.bind(bytes.fromhex(sys.argv[1]))
+listener.listen()
+print("up", flush=True)
+sock, _ = listener.accept()
+heard, selector = [], selectors.DefaultSelector()
+connection = SealedSocket(sock, key_of(""), selector, lambda *_: None, heard.append, False)
+connection.on_end = lambda _, why: heard.append(why)
+connection.send(WELCOME, b"30")
+connection.send(RUN, pack_run(Run("1", ("true",))))
+while not heard:
+    for key, _ in selector.select():
+        key.data()
+print(len(connection._buffer), connection.is_proved, connection._ciphers, flush=True)
+listener.accept()
 """
 
 
@@ -53,47 +53,58 @@ def node_1(host="127.0.0.1", port=9, secret="", only_this_user=False):
     return OtherNode(Place(host, port, 1, 2, "a test"), key_of(secret), hello, only_this_user)
 
 
+def node_0(port):
+    hello = Hello("1", 0, 2, "host0", 2, 0, 1)
+    return FirstNode(Place("localhost", port, 0, 2, "a test"), key_of(""), hello, True, print)
+
+
 @pytest.mark.parametrize("host", ["a..b", f"{'x' * 70}.org", "."])
 def test_a_name_that_can_be_none_is_told(host):
     with pytest.raises(StartTimeout, match=r"is no name: a part of it is empty, or longer than 63"):
         node_1(host).run(0.0, print)
 
 
-@pytest.mark.parametrize("which", ["listener_is_trusted", "other_end_is_trusted"])
-def test_a_connection_that_ends_while_the_kernel_is_asked_about_it_is_a_cause(monkeypatch, which):
-    def has_ended(_):
-        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
-
-    monkeypatch.setattr(to_node_0, which, has_ended)
-    place = Place("127.0.0.1", free_port(), 0, 2, "a test")
-    hello = Hello("1", 0, 2, "host0", 2, 0, 1)
-    first = FirstNode(place, key_of(""), hello, True, lambda *_: None)
-    first.start(30.0)
-    try:
-        node = node_1(port=place.port, only_this_user=True)
-        assert node._try(time.monotonic() + LIMIT_S) == "Transport endpoint is not connected"
-    finally:
-        first.end(0)
-
-
-def test_a_node_that_another_user_has_accepted_believes_nothing(monkeypatch):
-    """Even if the listener seemed right: another program may have taken its place since."""
+def test_a_process_of_another_user_in_node_0s_place_hears_nothing_and_is_not_believed(monkeypatch):
     if os.geteuid():
         pytest.skip("only root can be another user")
-    monkeypatch.setattr(to_node_0, "listener_is_trusted", lambda _: True)
     wanted = []
     monkeypatch.setattr(OtherNode, "_call_back", lambda _, run: wanted.append(run))
-    with subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE) as stranger:
-        place = Place("127.0.0.1", int(stranger.stdout.readline()), 1, 2, "a test")
-        node = node_1(port=place.port, only_this_user=True)
+    node = node_1(port=free_port(), only_this_user=True)
+    name = peers.address(name_here(node.place.port)).hex()
+    with subprocess.Popen(
+        [sys.executable, "-c", STRANGER, name], stdout=subprocess.PIPE
+    ) as stranger:
+        assert stranger.stdout.readline() == b"up\n"
         try:
-            with pytest.raises(StartTimeout, match="a process of another user listens there"):
-                node.run(0.5, print)
+            why = node._try(time.monotonic() + LIMIT_S)
+            assert "a process of user 65534 holds the socket" in why
+            assert stranger.stdout.readline() == b"0 False None\n"
+            with pytest.raises(
+                UsageError, match=r"can't listen at .* a process of user 65534 holds"
+            ):
+                node_0(node.place.port).start(30.0)
         finally:
             stranger.kill()
             node.selector.close()
     assert not node.is_welcome
     assert not wanted
+
+
+def test_node_0_without_a_secret_has_its_port_alone_and_listens_on_no_network():
+    first = node_0(free_port())
+    first.start(30.0)
+    try:
+        with pytest.raises(UsageError, match="Address already in use; free the port"):
+            node_0(first.place.port).start(30.0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", first.place.port))
+        node = node_1(port=first.place.port, only_this_user=True)
+        assert node._try(time.monotonic() + LIMIT_S) == ""
+        assert not first.strangers
+        node.connection.close()
+        node.selector.close()
+    finally:
+        first.end(0)
 
 
 @pytest.fixture

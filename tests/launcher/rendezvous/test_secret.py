@@ -5,8 +5,6 @@ import os
 import pytest
 
 from hvdrun.errors import UsageError
-from hvdrun.machine import tcp_users
-from hvdrun.rendezvous import secret
 from hvdrun.rendezvous.secret import check_needed, is_loopback, key_of, take
 
 SECRET = "0123456789abcdef" * 4
@@ -107,17 +105,6 @@ def test_only_hosts_that_meet_over_loopback_need_none():
         check_needed(host, SECRET)
         with pytest.raises(UsageError, match=r"must share a secret.*openssl rand -hex 32"):
             check_needed(host, "")
-
-
-def test_where_users_can_not_be_told_apart_loopback_needs_one_too(monkeypatch):
-    monkeypatch.setattr(secret, "why_unknown", lambda: tcp_users.why_unknown("/nowhere/tcp"))
-    check_needed("127.0.0.1", SECRET)
-    why = r"as /nowhere/tcp can't be read \(No such file or directory\), so that .*openssl rand"
-    with pytest.raises(UsageError, match=why):
-        check_needed("127.0.0.1", "")
-    monkeypatch.setattr(tcp_users, "is_ambiguous", lambda _: True)
-    with pytest.raises(UsageError, match="this user has no number of its own"):
-        check_needed("::1", "")
 
 
 def test_keys_have_32_bytes_and_differ():
