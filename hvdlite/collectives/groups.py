@@ -44,23 +44,6 @@ def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def backward_of(
-    grads: Sequence[torch.Tensor],
-    send: Callable[[list[torch.Tensor]], list[torch.Tensor]],
-) -> list[torch.Tensor | None]:
-    """The gradients of a group's inputs, from those of its results.
-
-    send: a grouped collective. It leaves out integers and bools, on every rank alike, since their
-    gradients are zeros that autograd makes; they get None.
-    """
-    places = [place for place, grad in enumerate(grads) if grad.is_floating_point()]
-    results: list[torch.Tensor | None] = [None] * len(grads)
-    sent = send([grads[place] for place in places])
-    for place, result in zip(places, sent, strict=True):
-        results[place] = result
-    return results
-
-
 def parts_of(
     team: Team, kind: str, name: str | None, num_tensors: int, layout: Hashable
 ) -> Iterator[tuple[str, Group]]:
