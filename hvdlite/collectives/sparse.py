@@ -71,12 +71,12 @@ def sparse_allreduce_async(
 
     def finish() -> torch.Tensor:
         rows, values = synchronize(gathered)
-        return _combined(rows, values, shape, divisor)
+        return combined(rows, values, shape, divisor)
 
     return functools.partial(synchronize, Handle(gathered.operation, finish=finish))
 
 
-def _combined(
+def combined(
     rows: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int
 ) -> torch.Tensor:
     """The sparse tensor of all ranks' elements, divided: floats are multiplied by 1 / divisor, as

@@ -8,6 +8,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.handles import Several
+from hvdlite.collectives.sparse import combined
 from hvdlite.distributed.arguments import movable, seconds
 from hvdlite.distributed.work import OperationWork
 from hvdlite.ops import DTYPES
@@ -36,20 +37,14 @@ def allreduce(group: Any, tensor: Tensor, opts: Any) -> Any:
     operations = [group.team.post(posting, True) for posting in postings]
 
     def finish(_: Any) -> None:
-        parts = [
-            torch.split(gathered_result(operation, flat.dtype), operation.rows())
+        rows, values = (
+            gathered_result(operation, flat.dtype)
             for operation, flat in zip(operations, flats, strict=True)
-        ]
-        total = torch.zeros_like(own)
-        for rows, values in zip(*parts, strict=True):
-            total = total + torch.sparse_coo_tensor(
-                rows.view(-1, own.sparse_dim()).t(),
-                values.view(own.dtype).view(-1, *own.values().shape[1:]),
-                own.shape,
-                check_invariants=False,
-            )
+        )
+        rows = rows.view(-1, own.sparse_dim())
+        values = values.view(own.dtype).view(len(rows), *own.values().shape[1:])
         with torch.no_grad():
-            tensor.copy_(total.coalesce())
+            tensor.copy_(combined(rows, values, own.shape, 1).coalesce())
 
     timeout_s = seconds(opts.timeout, group.timeout_s)
     work = OperationWork(group, Several(operations), [tensor], finish, timeout_s)
