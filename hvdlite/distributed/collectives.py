@@ -72,7 +72,7 @@ class Collectives(PointToPoint):
         last_line.look()
         if opts.asyncOp or waits.observed():
             span = None
-            if spans.needed():
+            if spans.enabled():
                 span = spans.begin(f"{self.label}:{form}", outputs if inputs is None else inputs)
             operation = self.team.post(posting, opts.asyncOp)
             work = OperationWork(self, operation, list(outputs), finish, timeout_s, span)
@@ -96,27 +96,11 @@ class Collectives(PointToPoint):
             raise CollectiveError(failure)
         return failure
 
-    def _several(
-        self, form: str, tensors: Sequence[Tensor], opts: Any, start: Callable[[], list[Any]]
-    ) -> SeveralWork:
-        """Operations that one call starts. tensors: all of them, for the profiler."""
-        if not spans.enabled():
-            return SeveralWork(start())
-        span = spans.begin(f"{self.label}:{form}", tensors)
-        with spans.one_for_all():
-            work = SeveralWork(start(), span)
-        if not opts.asyncOp:
-            work.wait()
-        return work
-
-    def _pairs(
-        self, form: str, method: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
-    ) -> Any:
+    def _pairs(self, method: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Any:
         """One operation for each output and its input."""
         pairs = list(zip(outputs, inputs, strict=True))
-        if one_device(form, inputs):
-            start = getattr(self, method)
-            return self._several(form, inputs, opts, lambda: [start(*pair, opts) for pair in pairs])
+        if one_device(method, inputs):
+            return SeveralWork([getattr(self, method)(*pair, opts) for pair in pairs])
         # In one launch. No method of NCCL's backend in Python takes them all.
         nccl = self.cuda()
         nccl._start_coalescing()
@@ -153,8 +137,7 @@ class Collectives(PointToPoint):
             return self.cuda().allreduce_coalesced(tensors, opts)
         one = c10d.AllreduceOptions()  # the given ones may be of a subclass
         one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-        start = self.allreduce
-        return self._several("all_reduce", tensors, opts, lambda: [start(t, one) for t in tensors])
+        return SeveralWork([self.allreduce(tensor, one) for tensor in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
         opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")
@@ -208,7 +191,7 @@ class Collectives(PointToPoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
-        return self._pairs("_all_gather_base", "_allgather_base", outputs, inputs, opts)
+        return self._pairs("_allgather_base", outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -224,11 +207,8 @@ class Collectives(PointToPoint):
                 f"allgather_coalesced: output lists should be equal to world size "
                 f"{self.team.size}, got {len(output_lists)}"
             )
-        pairs = [([outputs[i] for outputs in output_lists], t) for i, t in enumerate(inputs)]
-        start = self.allgather
-        return self._several(
-            "all_gather", inputs, opts, lambda: [start([parts], [t], opts) for parts, t in pairs]
-        )
+        pairs = list(zip(zip(*output_lists, strict=True), inputs, strict=True))
+        return SeveralWork([self.allgather([parts], [tensor], opts) for parts, tensor in pairs])
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
@@ -293,7 +273,7 @@ class Collectives(PointToPoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts)
-        return self._pairs("_reduce_scatter_base", "_reduce_scatter_base", outputs, inputs, opts)
+        return self._pairs("_reduce_scatter_base", outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._autograd import (
@@ -15,28 +13,6 @@ from torch._C._autograd import (
 )
 
 enabled: Callable[[], bool] = _profiler_enabled
-
-
-class _Thread(threading.local):
-    in_one = False
-
-
-_thread = _Thread()
-
-
-def needed() -> bool:
-    """Whether an operation has a span of its own."""
-    return enabled() and not _thread.in_one
-
-
-@contextlib.contextmanager
-def one_for_all() -> Iterator[None]:
-    """Operations inside have no spans: one call starts them, and has one."""
-    _thread.in_one = True
-    try:
-        yield
-    finally:
-        _thread.in_one = False
 
 
 def begin(name: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
