@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.distributed import postings
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
+from hvdlite.sites import site
 from hvdlite.world.teams.team import Team
 
 # The highest tag, so that it is not the user's.
@@ -50,7 +50,7 @@ def run(team: Team, number: int, timeout_s: float, wait_all_ranks: bool) -> None
                 break
     answer = torch.tensor([number, missing[0] if missing else 0])
     sent = [
-        postings.send(team, answer, member, TAG)
+        team.engine.send(answer, member, TAG, site(3))
         for member in range(1, team.size)
         if member not in missing
     ]
@@ -80,7 +80,7 @@ def _report(team: Team, number: int, deadline: float, limit: str) -> None:
     """Tells rank 0, and waits for its answer."""
     own, first = team.ranks[team.rank], team.ranks[0]
     problem = ""
-    sent = postings.send(team, torch.tensor([number]), 0, TAG)
+    sent = team.engine.send(torch.tensor([number]), 0, TAG, site(4))
     answer = torch.zeros(2, dtype=torch.int64)
     if not _ended(sent, deadline):
         problem = f"rank {first} did not receive from it in {limit}"
@@ -99,7 +99,7 @@ def _report(team: Team, number: int, deadline: float, limit: str) -> None:
 
 def _receive(team: Team, tensor: torch.Tensor, source: int, deadline: float) -> bool:
     """False: nothing came in time, and nothing will be received."""
-    return _ended(postings.recv(team, tensor, source, TAG), deadline)
+    return _ended(team.engine.recv(tensor, source, TAG, site(4)), deadline)
 
 
 def _ended(operation: Any, deadline: float) -> bool:
