@@ -229,7 +229,7 @@ class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
             return
         self._closed = True
         if self._calls is not None:
-            cuda_calls.end(self._calls)
+            self._calls.stop()
         close_group(self.team)
         _open.discard(self)
         if not _open:
