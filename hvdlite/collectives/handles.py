@@ -49,22 +49,17 @@ class Handle:
         for it."""
         if self._finish is not None:
             with self._finishing:
-                self._make()
+                finish = self._finish
+                try:
+                    if finish is not None and not self._made:
+                        self._made.append(finish())
+                except Exception as error:
+                    if not self._made:
+                        # Every later caller gets this error too: the result is half made.
+                        self._finish = functools.partial(_raise, error)
+                        raise
+                self._result, self._finish = self._made[0], None
         return self._result
-
-    def _make(self) -> None:
-        finish = self._finish
-        if finish is None:
-            return
-        try:
-            if not self._made:
-                self._made.append(finish())
-        except Exception as error:
-            if not self._made:
-                # Every later caller gets this error too: the result is half made.
-                self._finish = functools.partial(_raise, error)
-                raise
-        self._result, self._finish = self._made[0], None
 
 
 class Several:
@@ -105,14 +100,6 @@ class Several:
         if ended is not None:
             ended()
         return failure
-
-
-def together(handles: Sequence[Handle], ended: Callable[[], None] | None) -> Handle:
-    """One handle for several; its result is the list of their results. ended: see `Several`."""
-    return Handle(
-        Several([handle.operation for handle in handles], ended),
-        finish=lambda: [synchronize(handle) for handle in handles],
-    )
 
 
 def poll(handle: Handle) -> bool:

@@ -150,11 +150,6 @@ def require_sum(operation: str, op: object) -> None:
         raise kind(f"{operation}: op={op!r}, expected Average or Sum")
 
 
-def no_rows(operation: str) -> ValueError:
-    """The error of an operation along the first dimension that got a scalar."""
-    return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
-
-
 def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:
     """The scale factors as the engine takes them. Called unless both are floats and the dtype is
     not bool.
