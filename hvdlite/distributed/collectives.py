@@ -71,9 +71,7 @@ class Collectives(PointToPoint):
         timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
         last_line.look()
         if opts.asyncOp or waits.observed():
-            span = None
-            if spans.enabled():
-                span = spans.begin(f"{self.label}:{form}", outputs if inputs is None else inputs)
+            span = spans.begin(self.label, form, outputs if inputs is None else inputs)
             operation = self.team.post(posting, opts.asyncOp)
             work = OperationWork(self, operation, list(outputs), finish, timeout_s, span)
             if not opts.asyncOp:
@@ -135,9 +133,7 @@ class Collectives(PointToPoint):
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
-        one = c10d.AllreduceOptions()  # the given ones may be of a subclass
-        one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-        return SeveralWork([self.allreduce(tensor, one) for tensor in tensors])
+        return SeveralWork([self.allreduce(tensor, opts) for tensor in tensors])
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
         opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")

@@ -75,7 +75,7 @@ class PointToPoint:
         if not tensor.is_cpu:
             return self.cuda().send(tensors, to, tag)
         flat = movable("send", tensor)
-        span = self._span("send", tensor)
+        span = spans.begin(self.label, "send", [tensor])
         wake = sys._getframe(1).f_code is not _SEND
         operation = self.team.engine.send(flat, to, tag, site(2), wake)
         return MessageWork(self, operation, [tensor], None, self.timeout_s, span)
@@ -94,11 +94,8 @@ class PointToPoint:
 
     def _receive(self, tensor: Tensor, source: int, tag: int, form: str) -> ReceiveWork:
         flat = movable("recv", tensor)
-        span = self._span(form, tensor)
+        span = spans.begin(self.label, form, [tensor])
         wake = sys._getframe(2).f_code is not _RECV
         operation = self.team.engine.recv(flat, source, tag, site(3), wake)
         finish = filling([tensor], flat)
         return ReceiveWork(self, operation, [tensor], finish, self.timeout_s, span)
-
-    def _span(self, form: str, tensor: Tensor) -> Callable[[], None] | None:
-        return spans.begin(f"{self.label}:{form}", [tensor]) if spans.enabled() else None

@@ -72,9 +72,7 @@ class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
 
     def next_name(self) -> str:
         """What the group's next collective is posted as."""
-        if futures.path() is not None:
-            return futures.next_name(self._called)
-        return f"{self._called}.{next(self._numbers)}"
+        return futures.next_name(self._called) or f"{self._called}.{next(self._numbers)}"
 
     def overdue(self, error: TimeoutError) -> OperationTimeoutError:
         """Ends the group after an operation took longer than the group's timeout: on all members

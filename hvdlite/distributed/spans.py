@@ -12,10 +12,10 @@ from torch._C._autograd import (
     _record_function_with_args_exit,
 )
 
-enabled: Callable[[], bool] = _profiler_enabled
 
-
-def begin(name: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Begins a span; the result ends it, in any thread."""
-    handle = _record_function_with_args_enter(name, *tensors)
+def begin(label: str, form: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+    """Begins a span if the profiler runs; the result ends it, in any thread."""
+    if not _profiler_enabled():
+        return None
+    handle = _record_function_with_args_enter(f"{label}:{form}", *tensors)
     return functools.partial(_record_function_with_args_exit, handle)
