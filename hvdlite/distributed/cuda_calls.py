@@ -14,9 +14,10 @@ import atexit
 import contextlib
 import itertools
 import json
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -53,14 +54,8 @@ class Calls:
         self._thread = threading.Thread(target=self._run, name="hvdlite CUDA calls", daemon=True)
 
     def start(self) -> None:
+        _running.add(self)
         self._thread.start()
-        atexit.register(self.stop)  # before the interpreter ends threads that are in C++
-
-    def stop(self) -> None:
-        """The group is being closed."""
-        atexit.unregister(self.stop)
-        self._ending.set()
-        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._ending.wait(self._patience_s / LOOKS):
@@ -116,6 +111,25 @@ class Calls:
             f"rank{'s' if len(called) > 1 else ''} {_rows(called)}; "
             "do all ranks take the same path through the program?"
         )
+
+
+# Those with a thread in this process.
+_running: set[Calls] = set()
+
+
+def stop(some: Set[Calls]) -> None:
+    """Ends their threads, all within one time."""
+    ended = _running & some
+    _running.difference_update(ended)
+    for calls in ended:
+        calls._ending.set()
+    until = time.monotonic() + STOP_S
+    for calls in ended:
+        calls._thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(stop, _running)  # before the interpreter ends threads that are in C++
+os.register_at_fork(after_in_child=_running.clear)  # a lock of theirs may be held for ever
 
 
 def _kind_of(group: str, number: int) -> str:

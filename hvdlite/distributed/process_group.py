@@ -227,7 +227,7 @@ class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
             return
         self._closed = True
         if self._calls is not None:
-            self._calls.stop()
+            cuda_calls.stop({self._calls})
         close_group(self.team)
         _open.discard(self)
         if not _open:
