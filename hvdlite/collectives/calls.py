@@ -14,7 +14,7 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives import posting as arguments
 from hvdlite.collectives.devices import begin
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
 from hvdlite.collectives.posting import BOOL, checked, differentiable, named, readable
 from hvdlite.compression import Compression, Compressor
@@ -189,15 +189,13 @@ class Call:
     def post_group(
         self, team: Team, tensors: Sequence[torch.Tensor], layout: Any, wake: bool
     ) -> Handle:
-        kind = _core.KINDS[self.kind].name
-        parts = parts_of(team, kind, self.name, len(tensors), layout)
+        parts = parts_of(team, self.kind, self.name, len(tensors), layout)
         handles = [
             begin(team, self.posting(team, tensor, part, group), wake)
             for tensor, (part, group) in zip(tensors, parts, strict=False)
         ]
-        ended = ending(team, kind, self.name, handles)
         return Handle(
-            Several([handle.operation for handle in handles], ended),
+            Several([handle.operation for handle in handles]),
             finish=lambda: list(map(synchronize, handles)),
         )
 

@@ -16,7 +16,7 @@ from hvdlite import _core
 from hvdlite.collectives.allreduce import Allreduce
 from hvdlite.collectives.devices import begin
 from hvdlite.collectives.flat_buffers import FlatBuffer
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
 from hvdlite.collectives.posting import BOOL, reduce_op, refuse_in_place
 from hvdlite.compression import Compression, Compressor
@@ -49,7 +49,7 @@ class GroupedAllreduce(Allreduce):
         layout: Any = tuple(shapes)
         if len(buckets) > 1 or len(tensors) == 1:
             layout = tuple(zip(codes, [tensor.is_cpu for tensor in tensors], shapes, strict=True))
-        parts = parts_of(team, "allreduce", self.name, len(tensors), layout)
+        parts = parts_of(team, self.kind, self.name, len(tensors), layout)
         handles = []
         for bucket, (part, group) in zip(buckets, parts, strict=False):
             if len(bucket) == 1:
@@ -61,7 +61,7 @@ class GroupedAllreduce(Allreduce):
                     members, sizes = [tensors[i] for i in bucket], [shapes[i] for i in bucket]
                 buffer = FlatBuffer.of(members, sizes, group[1])
                 handles.append(self._start_fused(team, members, buffer, part, wake, group))
-        if len(handles) == 1 < len(tensors) and self.name is None:
+        if len(handles) == 1 < len(tensors):
             return handles[0]
 
         def finish() -> list[torch.Tensor]:
@@ -72,8 +72,7 @@ class GroupedAllreduce(Allreduce):
                     results[i] = result
             return results
 
-        ended = ending(team, "allreduce", self.name, handles)
-        return Handle(Several([handle.operation for handle in handles], ended), finish=finish)
+        return Handle(Several([handle.operation for handle in handles]), finish=finish)
 
     def _buckets(self, tensors: list[torch.Tensor], codes: list[int]) -> list[list[int]]:
         """The tensors that travel together, by their indices; the same on every rank for the same

@@ -66,12 +66,10 @@ class Several:
     """Operations that share one handle. The first one finds disagreements: if it fails, the others
     may never end, as other ranks may not have posted them."""
 
-    __slots__ = ("_ended", "operations")
+    __slots__ = ("operations",)
 
-    def __init__(self, operations: Sequence[Any], ended: Callable[[], None] | None = None) -> None:
-        """ended: called once, after the first wait."""
+    def __init__(self, operations: Sequence[Any]) -> None:
         self.operations = operations
-        self._ended = ended
 
     def poll(self) -> bool:
         for operation in self.operations:
@@ -91,15 +89,13 @@ class Several:
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """timeout_s: for each, where they take one."""
-        failure = None
         for operation in self.operations:
-            failure = operation.wait() if timeout_s is None else operation.wait(timeout_s)
+            failure: str | None = (
+                operation.wait() if timeout_s is None else operation.wait(timeout_s)
+            )
             if failure is not None:
-                break
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended()
-        return failure
+                return failure
+        return None
 
 
 def poll(handle: Handle) -> bool:
