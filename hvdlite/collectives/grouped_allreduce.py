@@ -56,10 +56,8 @@ class GroupedAllreduce(Allreduce):
                 posting = self.posting(team, tensors[bucket[0]], part, group)
                 handles.append(begin(team, posting, wake))
             else:
-                members, sizes = tensors, shapes
-                if len(buckets) > 1:
-                    members, sizes = [tensors[i] for i in bucket], [shapes[i] for i in bucket]
-                buffer = FlatBuffer.of(members, sizes, group[1])
+                members = [tensors[i] for i in bucket]
+                buffer = FlatBuffer.of(members, [shapes[i] for i in bucket], group[1])
                 handles.append(self._start_fused(team, members, buffer, part, wake, group))
         if len(handles) == 1 < len(tensors):
             return handles[0]
