@@ -200,6 +200,11 @@ def single(form: str, things: Any) -> Any:
     return things[0]
 
 
+def listed(form: str, things: Any) -> Any:
+    """The only list of tensors, which may be given as it is."""
+    return things if things and isinstance(things[0], Tensor) else single(form, things or [])
+
+
 def counts(form: str, which: str, splits: Sequence[int], tensor: Tensor, size: int) -> list[int]:
     """How many rows of a tensor each member sends or receives; all the same if none are given.
 

@@ -160,11 +160,9 @@ class Collectives(PointToPoint):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        tensor, parts = single("allgather", inputs), single("allgather", outputs)
+        tensor, parts = single("allgather", inputs), arguments.listed("allgather", outputs)
         if not one_device("allgather", [tensor, *parts]):
-            return self.cuda().allgather(outputs, inputs, opts)
+            return self.cuda().allgather([parts], [tensor], opts)
         arguments.check_parts("allgather", parts, self.team.size, tensor.dtype)
         flat = movable("allgather", tensor)
         flats = tuple(landing("allgather", part) for part in parts)
@@ -208,12 +206,10 @@ class Collectives(PointToPoint):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs] if outputs else [], [inputs]
         tensor = single("gather", inputs)
-        if not tensor.is_cpu:
-            return self.cuda().gather(outputs, inputs, opts)
         parts = self._parts_of_root("gather", opts, outputs, tensor.dtype)
+        if not tensor.is_cpu:
+            return self.cuda().gather([parts] if parts else [], [tensor], opts)
         flat = movable("gather", tensor)
         flats = tuple(landing("gather", part) for part in parts)
         arguments.check_sizes("gather", flats, flat)
@@ -222,12 +218,10 @@ class Collectives(PointToPoint):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs] if inputs else []
         output = single("scatter", outputs)
-        if not output.is_cpu:
-            return self.cuda().scatter(outputs, inputs, opts)
         parts = self._parts_of_root("scatter", opts, inputs, output.dtype)
+        if not output.is_cpu:
+            return self.cuda().scatter([output], [parts] if parts else [], opts)
         flat = landing("scatter", output)
         flats = tuple(movable("scatter", part) for part in parts)
         arguments.check_sizes("scatter", flats, flat)
@@ -238,12 +232,10 @@ class Collectives(PointToPoint):
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
         form = "reduce_scatter"
-        output, parts = single(form, outputs), single(form, inputs)
+        output, parts = single(form, outputs), arguments.listed(form, inputs)
         if not one_device(form, [output, *parts]):
-            return self.cuda().reduce_scatter(outputs, inputs, opts)
+            return self.cuda().reduce_scatter([output], [parts], opts)
         arguments.check_parts(form, parts, self.team.size, output.dtype)
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flats = tuple(reducible(form, part).view(-1) for part in parts)
@@ -327,10 +319,10 @@ class Collectives(PointToPoint):
     ) -> Sequence[Tensor]:
         """The tensors that the root alone passes, one for each rank."""
         if self._root(form, opts) == self.team.rank:
-            parts: Sequence[Tensor] = single(form, given)
+            parts: Sequence[Tensor] = arguments.listed(form, given)
             arguments.check_parts(form, parts, self.team.size, dtype)
             return parts
-        if given and given[0]:
+        if given and arguments.listed(form, given):
             raise ValueError(f"{form}: only the root passes a list of tensors, one for each rank")
         return []
 
