@@ -94,11 +94,21 @@ class Collectives(PointToPoint):
             raise CollectiveError(failure)
         return failure
 
-    def _pairs(self, method: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Any:
+    def _several(self, form: str, tensors: list[Tensor], method: Any, calls: Any, opts: Any) -> Any:
+        """Calls the method for each tuple of arguments. tensors: all of them, for the profiler."""
+        with spans.one_for_all(self.label, form, tensors) as span:
+            work = SeveralWork([method(*given, opts) for given in calls], span)
+        if span is not None and not opts.asyncOp:
+            work.wait()
+        return work
+
+    def _pairs(
+        self, form: str, method: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> Any:
         """One operation for each output and its input."""
         pairs = list(zip(outputs, inputs, strict=True))
-        if one_device(method, inputs):
-            return SeveralWork([getattr(self, method)(*pair, opts) for pair in pairs])
+        if one_device(form, inputs):
+            return self._several(form, inputs, getattr(self, method), pairs, opts)
         # In one launch. No method of NCCL's backend in Python takes them all.
         nccl = self.cuda()
         nccl._start_coalescing()
@@ -133,7 +143,7 @@ class Collectives(PointToPoint):
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
-        return SeveralWork([self.allreduce(tensor, opts) for tensor in tensors])
+        return self._several("all_reduce", tensors, self.allreduce, zip(tensors), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
         opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")
@@ -185,7 +195,7 @@ class Collectives(PointToPoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
-        return self._pairs("_allgather_base", outputs, inputs, opts)
+        return self._pairs("_all_gather_base", "_allgather_base", outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -202,7 +212,7 @@ class Collectives(PointToPoint):
                 f"{self.team.size}, got {len(output_lists)}"
             )
         pairs = list(zip(zip(*output_lists, strict=True), inputs, strict=True))
-        return SeveralWork([self.allgather([parts], [tensor], opts) for parts, tensor in pairs])
+        return self._several("all_gather", inputs, self.allgather, pairs, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
@@ -261,7 +271,8 @@ class Collectives(PointToPoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts)
-        return self._pairs("_reduce_scatter_base", outputs, inputs, opts)
+        form = "_reduce_scatter_base"
+        return self._pairs(form, form, outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

@@ -23,11 +23,12 @@ _NO_TIMEOUT = timedelta(0)
 class _Work(Work):
     """What all have in common."""
 
-    __slots__ = ("_future", "_lock", "timeout_s")
+    __slots__ = ("_future", "_lock", "_span", "timeout_s")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, span: Callable[[], None] | None) -> None:
         super().__init__()
         self.timeout_s = timeout_s
+        self._span = span
         self._future: Any = None
         self._lock = threading.RLock()
 
@@ -45,6 +46,12 @@ class _Work(Work):
                 self._future = futures.future_of(self)
             return self._future
 
+    def _end_span(self) -> None:
+        with self._lock:
+            span, self._span = self._span, None
+        if span is not None:
+            span()
+
 
 class OperationWork(_Work):
     """One operation of the engine.
@@ -53,9 +60,7 @@ class OperationWork(_Work):
         thread that first sees the end.
     """
 
-    __slots__ = (
-        *("_done", "_ending", "_error", "_finish", "_group", "_operation", "_outputs", "_span"),
-    )
+    __slots__ = ("_done", "_ending", "_error", "_finish", "_group", "_operation", "_outputs")
 
     def __init__(
         self,
@@ -66,8 +71,7 @@ class OperationWork(_Work):
         timeout_s: float,
         span: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(timeout_s)
-        self._span = span
+        super().__init__(timeout_s, span)
         self._group = group
         self._operation = operation
         self._outputs = outputs
@@ -127,10 +131,7 @@ class OperationWork(_Work):
             except OperationTimeoutError as error:
                 with self._lock:
                     self._error, self._done = error, True
-        with self._lock:
-            span, self._span = self._span, None
-        if span is not None:
-            span()
+        self._end_span()
 
     def _end(self, failure: str | None) -> None:
         with self._lock:
@@ -166,15 +167,19 @@ class OperationWork(_Work):
 class SeveralWork(_Work):
     """Several operations that were started by one call."""
 
-    __slots__ = ("_works",)
+    __slots__ = ("_ending", "_works")
 
-    def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__(max((work.timeout_s for work in works), default=0.0))
+    def __init__(self, works: Sequence[Any], span: Callable[[], None] | None = None) -> None:
+        super().__init__(max((work.timeout_s for work in works), default=0.0), span)
         self._works = works
+        # Ends the span, in another thread.
+        self._ending = None if span is None else futures.finish_alone(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         for work in self._works:
             work.wait(timeout)
+        if self._ending is not None:
+            self._ending.wait_for_thread()
         return True
 
     def name(self) -> str:
@@ -183,6 +188,7 @@ class SeveralWork(_Work):
     def settle(self) -> None:
         for work in self._works:
             work.settle()
+        self._end_span()
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
