@@ -43,7 +43,7 @@ from hvdrun.plan.hosts import Host, few, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.starter import Allocation
 from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.plan.hosts import Host
-from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.starter import Allocation
 
 
 @dataclass(frozen=True)

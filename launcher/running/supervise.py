@@ -106,7 +106,7 @@ from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it loads rich, which only --monitor needs
     from hvdrun.monitor.monitor import Monitor
 
 # After a signal, hvdrun takes at most this long to write its remaining output.
