@@ -322,25 +322,13 @@ def launch(
         for line in filter(None, (str(mpi), which, *command.explanations)):
             output.say(f"hvdrun: {line}")
         output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
-    failed = True
+    code = None
     try:
-        supervision = Supervision(
-            request.start_timeout_s,
-            request.verbose,
-            request.host_timeout_s,
-            request.grace_period_s,
-            is_started_everywhere(request),
-            requeue,
-            request.monitor,
-            request.metrics_file,
-            found.cwd,
-        )
-        code = supervise(command, found.cwd, screen, supervision, node_signals)
-        failed = code not in (0, CTRL_C)
+        code = supervise(command, screen, Supervision(request, found.cwd, requeue), node_signals)
+        return code
     finally:
-        if seen and failed:
+        if seen and code not in (0, CTRL_C):
             seen.cache.forget()  # the hosts may have changed
-    return code
 
 
 def _hosts_in_file(path: str) -> tuple[Host, ...]:

@@ -23,14 +23,13 @@ ATTEMPTS = 3
 
 def supervise(
     command: Command,
-    cwd: str,
     screen: Screen,
     supervision: Supervision,
     node_signals: NodeSignals | None = None,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     with _hosts_file(command):
-        return _supervise(command, cwd, screen, supervision, node_signals)
+        return _supervise(command, screen, supervision, node_signals)
 
 
 @contextlib.contextmanager
@@ -57,7 +56,6 @@ def _hosts_file(command: Command) -> Iterator[None]:
 
 def _supervise(
     command: Command,
-    cwd: str,
     screen: Screen,
     supervision: Supervision,
     node_signals: NodeSignals | None,
@@ -71,7 +69,7 @@ def _supervise(
     attempt = 1
     while True:
         is_last = attempt == ATTEMPTS
-        job = Supervisor(command, cwd, screen, supervision, waker, is_last, node_signals)
+        job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
         try:
             return job.run()
         except StartedBadly:
