@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_i
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.starter import Allocation
+from hvdrun.preflight import own_interfaces
 from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
@@ -51,6 +53,17 @@ from hvdrun.running.attempts import supervise
 from hvdrun.running.node_signals import NodeSignals
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
+
+Check = Callable[[Request, LocalFacts], str | None]
+# Of what the user asks for, in this order: before any host is asked, and again once the number of
+# ranks is known. Each raises a LaunchError, or returns a line to show at the start, if any.
+CHECKS: tuple[Check, ...] = (
+    stdin_programs.check,
+    fault_note.check,
+    counted_knobs.check,
+    own_interfaces.check,
+    server_count.check,
+)
 
 # Runs as a job of one rank, so that it shows MPI at work.
 CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
@@ -235,13 +248,12 @@ def _check_build(request: Request, dry_run: bool, disable_cache: bool) -> int:
 
 def check_hosts(request: Request) -> int:
     """`--check`: asks every host again, and shows every finding."""
-    from hvdrun.preflight import own_interfaces, preflight
+    from hvdrun.preflight import preflight
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
-    counted_knobs.check(request, found.environ)
-    if not is_remote(request, found):
-        own_interfaces.check(request.network_interfaces)
+    counted_knobs.check(request, found)
+    own_interfaces.check(request, found)
     mpi = _mpi(request, found)
     seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
     click.echo(table(seen.findings, stream=1))
@@ -256,6 +268,10 @@ def _mpi(request: Request, found: LocalFacts) -> flavour.Flavour:
     return scheduler.start_with(mpi, found.starter, request.allocation, found.environ)
 
 
+def _findings(request: Request, found: LocalFacts) -> dict[Check, str | None]:
+    return {check: check(request, found) for check in CHECKS}
+
+
 def launch(
     request: Request,
     dry_run: bool,
@@ -265,11 +281,10 @@ def launch(
 ) -> int:
     """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
     of other nodes, if each host runs an hvdrun."""
-    stdin_programs.check(request.command, request.num_proc or 1)
-    requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
-    counted_knobs.check(request, found.environ)
+    _findings(request, found)
+    requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     request = with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
@@ -283,26 +298,20 @@ def launch(
         seen = preflight.run(request, mpi, found, fresh, only_remembered=dry_run)
         seen.check()
         found = seen.within(found)
-    elif request.network_interfaces:
-        from hvdrun.preflight import own_interfaces
-
-        own_interfaces.check(request.network_interfaces)
     command = build(request, mpi, found)
-    stdin_programs.check(request.command, command.num_proc)
-    server_count.check(request, command.num_proc, found.environ)
-    faults = fault_note.check(request, command.num_proc, found.environ)
-    warning = counted_knobs.warning(request, command.num_proc, found.environ)
+    request = replace(request, num_proc=command.num_proc)
+    findings = _findings(request, found)
     if dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
             click.echo(
                 f"# not asked: {few(unknown)}; `hvdrun --check` finds their slots and networks"
             )
-        if warning:
+        if warning := findings[counted_knobs.check]:
             click.echo(f"# {warning}")
         return 0
+    path = request.variable("PATH", found.environ) or ""
     if any(is_local(share.host, found) for share in command.shares):
-        path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
     if request.metrics_file:
@@ -310,18 +319,13 @@ def launch(
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
     output.on_line = on_line
-    if faults:
-        output.say(f"hvdrun: {faults}")
-    if warning:
-        output.say(f"hvdrun: {warning}")
-    for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
-        output.say(f"hvdrun: {note}")
+    said = [*findings.values(), *command.notes, *(seen.notes(request.verbose) if seen else ())]
     if request.verbose:
-        path = request.variable("PATH", found.environ) or ""
         which = program.which(request.command, path, os.environ.get("PATH", ""))
-        for line in filter(None, (str(mpi), which, *command.explanations)):
-            output.say(f"hvdrun: {line}")
-        output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
+        shown = command.show(found).replace("\n", "\nhvdrun: ")
+        said += [str(mpi), which, *command.explanations, shown]
+    for line in filter(None, said):
+        output.say(f"hvdrun: {line}")
     code = None
     try:
         code = supervise(command, screen, Supervision(request, found.cwd, requeue), node_signals)
