@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
@@ -124,9 +123,6 @@ def completion_script(command: click.Command, shell: str) -> str:
 )
 def cli(
     command: tuple[str, ...],
-    check: bool,
-    dry_run: bool,
-    disable_cache: bool,
     check_build: bool,
     completion: str | None,
     stacks: int | None,
@@ -157,9 +153,9 @@ def cli(
         return _ask("--metrics", metrics, json)
     if check_build:
         command = CHECK_BUILD
-        others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
+        others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None, "check": False}
         others |= dict.fromkeys(nodes.OPTIONS)
-    if not command and not check:
+    if not command and not others["check"]:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if command and not command[0]:
         raise UsageError("COMMAND is an empty word: is a variable in the line not set?")
@@ -180,20 +176,19 @@ def cli(
         **values,
     )
     if check_build:
-        return _check_build(request, dry_run, disable_cache)
+        return _check_build(request)
     if others["rendezvous_secret_file"]:
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
-    job = partial(_check_or_launch, check, dry_run, disable_cache)
     place = nodes.place_of(request, others, os.environ)
     nested_launchers.check(request.command, os.environ, place is None)
     if place is None:
         os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
-        return job(request)
-    if dry_run:
-        return job(nodes.as_if_all_were_here(request, place))
-    return nodes.run(request, place, others["rendezvous_secret_file"], job)
+        return launch(request)
+    if request.dry_run:
+        return launch(nodes.as_if_all_were_here(request, place))
+    return nodes.run(request, place, others["rendezvous_secret_file"], launch)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, str]:
@@ -225,28 +220,15 @@ def _ask(option: str, pid: int, as_json: bool = False) -> int:
     return 0
 
 
-def _check_or_launch(
-    check: bool,
-    dry_run: bool,
-    disable_cache: bool,
-    request: Request,
-    on_line: Callable[[str], None] = lambda _: None,
-    node_signals: NodeSignals | None = None,
-) -> int:
-    if check:
-        return check_hosts(request)
-    return launch(request, dry_run, disable_cache, on_line, node_signals)
-
-
-def _check_build(request: Request, dry_run: bool, disable_cache: bool) -> int:
+def _check_build(request: Request) -> int:
     try:
-        return launch(request, dry_run, disable_cache)
+        return launch(request)
     except (NoMpi, MpiMismatch) as error:
         print(f"hvdrun: {error}\n", file=sys.stderr, flush=True)
         return subprocess.call(CHECK_BUILD)
 
 
-def check_hosts(request: Request) -> int:
+def _check_hosts(request: Request) -> int:
     """`--check`: asks every host again, and shows every finding."""
     from hvdrun.preflight import preflight
     from hvdrun.preflight.findings_table import table
@@ -274,13 +256,13 @@ def _findings(request: Request, found: LocalFacts) -> dict[Check, str | None]:
 
 def launch(
     request: Request,
-    dry_run: bool,
-    disable_cache: bool = False,
     on_line: Callable[[str], None] = lambda _: None,
     node_signals: NodeSignals | None = None,
 ) -> int:
     """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
     of other nodes, if each host runs an hvdrun."""
+    if request.check:
+        return _check_hosts(request)
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
     _findings(request, found)
@@ -293,15 +275,15 @@ def launch(
         from hvdrun.preflight import preflight
 
         # Hosts that a platform starts may be others under the same names each time.
-        fresh = disable_cache or is_started_everywhere(request)
+        fresh = request.disable_cache or is_started_everywhere(request)
         # --dry-run contacts no host.
-        seen = preflight.run(request, mpi, found, fresh, only_remembered=dry_run)
+        seen = preflight.run(request, mpi, found, fresh, only_remembered=request.dry_run)
         seen.check()
         found = seen.within(found)
     command = build(request, mpi, found)
     request = replace(request, num_proc=command.num_proc)
     findings = _findings(request, found)
-    if dry_run:
+    if request.dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
             click.echo(
