@@ -1,6 +1,5 @@
 """An MPI error in any message fails the operations in flight, on every rank, and nothing else."""
 
-import ctypes
 import gc
 import time
 import weakref
@@ -11,13 +10,9 @@ import torch
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import world as worlds
-from hvdlite.world.meeting import mpi
 from tests.core import limits
+from tests.harness.mpi_sends import send_through
 
-_WORD = ctypes.c_size_t
-_ISEND = ctypes.CFUNCTYPE(
-    ctypes.c_int, _WORD, ctypes.c_int, _WORD, ctypes.c_int, ctypes.c_int, _WORD, _WORD
-)
 _MPI_ERR_OTHER = 15
 
 
@@ -26,21 +21,12 @@ class FailingWire:
 
     def __init__(self, monkeypatch, failing):
         self.sends = 0
-        whole = mpi.MpiRuntime.wire
 
-        def wire(mpi_runtime, comm):
-            words = whole(mpi_runtime, comm)
-            real = _ISEND(words["isend"])
+        def isend(real, arguments):
+            self.sends += 1
+            return _MPI_ERR_OTHER if self.sends == failing else real(*arguments)
 
-            def isend(*arguments):
-                self.sends += 1
-                return _MPI_ERR_OTHER if self.sends == failing else real(*arguments)
-
-            self._callback = _ISEND(isend)
-            words["isend"] = ctypes.cast(self._callback, ctypes.c_void_p).value
-            return words
-
-        monkeypatch.setattr(mpi.MpiRuntime, "wire", wire)
+        send_through(monkeypatch, isend)
 
 
 def fail_a_send(failing, sender):
