@@ -24,7 +24,6 @@ from hvdrun.agent.frames import (
     NOTE,
     RANK,
     RELEASE,
-    SHIM_GONE,
     SIGNAL,
     SIGNALLED,
     VARIABLES,
@@ -301,7 +300,6 @@ class Keeper:
         The keeper kills the command; how that ends is only a consequence. If the job is being
         ended already, the command keeps its grace."""
         self.poll.unregister(self.shim)
-        self._tell(SHIM_GONE)
         self.released = True
         if not self.is_ending:
             self._end(time.monotonic(), signal.SIGTERM, 0)

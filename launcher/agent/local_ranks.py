@@ -64,7 +64,7 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, RESULT, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
+    OUT, ERR, RESULT, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SIGNALLED, BLACK_BOX,
     BLACK_BOX_NOW, EXIT and KEEPER_GONE (with what it has sent, if that was no message and the
     connection was closed for it); a rank's output, result, notes and black box come before its
     EXIT.
