@@ -42,7 +42,6 @@ from hvdrun.agent.rank_box import RankBox
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStacks
 from hvdrun.agent.rank_variables import bind
-from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import (
     EXPORTED,
@@ -54,7 +53,7 @@ from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
 from hvdrun.machine.results import PIPE as RESULT_PIPE
-from hvdrun.machine.shared_memory import what_is_full
+from hvdrun.machine.shared_memory import SharedFiles, what_is_full
 
 NOT_TOLD = (
     "hvdrun: rank {rank} was not started: hvdrun, or its agent on {host}, ended before the rank had"

@@ -38,8 +38,8 @@ from hvdrun.agent.frames import (
     send_some,
     unpack,
 )
-from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.signals import pack
+from hvdrun.machine.shared_memory import SharedFiles
 from hvdrun.machine.socket_users import is_trusted
 
 MOST_RANKS = 1 << 24  # of a job, where its size is not known
