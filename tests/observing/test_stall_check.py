@@ -131,6 +131,44 @@ def test_the_ranks_that_wait_stand_in_order(world):
     world.run(all_but_rank_1_wait, knobs=WARNS)
 
 
+def two_hosts_wait_one_after_the_other():
+    hvd.init()
+    rank, said = hvd.rank(), Said()
+    handle = None
+    if rank != 2:
+        time.sleep(0 if rank == 3 else 0.5)
+        handle = start("late")
+    said.wait_for_line(r"hvdlite: allreduce 'late' still waits, .*")
+    end({"late": handle})
+    hvd.barrier()
+    return said.lines()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.hosts("2,2")
+def test_hosts_that_began_to_wait_at_different_times_report_it_once(world):
+    lines = world.run(two_hosts_wait_one_after_the_other, knobs=WARNS)[0]
+    assert sum(" has waited " in line for line in lines) == 1, lines
+    assert sum(" goes on after " in line for line in lines) <= 1, lines
+
+
+def more_are_missing_than_have_room():
+    hvd.init()
+    said = Said()
+    assert hvd.allreduce(torch.ones(1), name="n" * 120, op=hvd.Sum).item() == hvd.size()
+    handles = {"late": start("late") if hvd.rank() == 0 else None}
+    (line,) = said.wait_for("allreduce 'late'")
+    assert line.count(" on ") == 2, line
+    assert re.search(r"rank 1 on .*, rank 2 on .* and 2 more; called by rank 0; ", line), line
+    end(handles)
+
+
+@pytest.mark.hosts("3,2")
+@pytest.mark.wide_in("mpich")
+def test_missing_ranks_that_have_no_room_in_a_report_are_counted(world):
+    world.run(more_are_missing_than_have_room, knobs=WARNS)
+
+
 def each_in_another():
     hvd.init()
     own, ranks = hvd.rank(), range(hvd.size())

@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/breaking.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "transfers/transfers.h"
 #include "watching/report.h"
+#include "watching/roll_call.h"
 
 void hvdl_name_transfer(bool is_send, int peer, int tag, char *to, size_t room)
 {
@@ -152,10 +154,13 @@ void hvdl_transfers_stall_look(hvdl_engine *e, uint64_t now)
             describe_late(e, t, age, gives_up, text);
             if (gives_up) {
                 hvdl_announce_give_up(e, text);
+                if (age > limit + HVDL_OVERDUE_NS) /* nobody has heard, as a rank is stopped */
+                    hvdl_break_on_all(e, text);
                 return;
             }
             hvdl_report(e, text);
-            t->num_reports++;
+            while (hvdl_report_is_due(e->config.stall_warning_ns, age, t->num_reports))
+                t->num_reports++;
         }
 }
 

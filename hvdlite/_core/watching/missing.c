@@ -77,20 +77,13 @@ void hvdl_survey(hvdl_engine *e)
         e->stall.lasts[r].activity = HVDL_DID_UNKNOWN; /* a rank is just writing to it */
 }
 
-/* Who makes the report for which another host asks; from now on that host, if nobody did. */
-static int told_by(hvdl_engine *e, const hvdl_meeting *meeting, const hvdl_question *asked)
+/* Who makes the report for which another host asks; from now on that host, if nobody did. what: as in
+ * hvdl_claim_report. */
+static int told_by(hvdl_engine *e, uint64_t what, const hvdl_question *asked)
 {
-    hvdl_lateness *own = meeting && meeting->operation ? &meeting->operation->stall : NULL;
-    if (!own || asked->gives_up)
-        return hvdl_claim_report(e, meeting ? meeting->id : 0, asked, asked->host);
-    int holder = own->num_reports > asked->report ? own->told_by : HVDL_TOLD_BY_NOBODY;
-    if (own->num_said > asked->report)
-        return HVDL_TOLD_ALREADY;
-    if (holder < 0 || holder > asked->host) {
-        own->num_reports = asked->report + 1;
-        own->told_by = asked->host;
-    }
-    return holder;
+    if (asked->host == e->placement.host)
+        return HVDL_TOLD_BY_NOBODY;
+    return asked->gives_up ? hvdl_ending_host(e) : hvdl_claim_report(e, what, asked, asked->host);
 }
 
 static void describe_posted(hvdl_engine *e, const hvdl_question *asked, hvdl_answer *to,
@@ -120,9 +113,8 @@ static void describe_posted(hvdl_engine *e, const hvdl_question *asked, hvdl_ans
     }
     if (num_more)
         hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->placement.host]);
-    bool may_report = asked->gives_up || (meeting && asked->kind == HVDL_CALL_LATE);
-    if (may_report && asked->host != e->placement.host)
-        to->told_by = told_by(e, meeting, asked);
+    if (asked->gives_up || (meeting && asked->kind == HVDL_CALL_LATE))
+        to->told_by = told_by(e, meeting ? meeting->id : 0, asked);
 }
 
 /* ---- whose part of the data is missing ---- */
@@ -272,8 +264,7 @@ static void describe_still(hvdl_engine *e, const hvdl_question *asked, hvdl_answ
         return;
     describe_held(e, op, to);
     to->awaits = awaited_by_host(e);
-    if (!is_own)
-        to->told_by = hvdl_claim_report(e, e->stall.place, asked, asked->host);
+    to->told_by = told_by(e, e->stall.place, asked);
 }
 
 void hvdl_describe_missing(hvdl_engine *e, const hvdl_question *asked, hvdl_answer *to,

@@ -136,6 +136,6 @@ void hvdl_report(const hvdl_engine *e, const char *text)
 
 bool hvdl_report_is_due(uint64_t first, uint64_t age_ns, int report)
 {
-    return first && age_ns > first << (report < MAX_DOUBLINGS ? report : MAX_DOUBLINGS) &&
+    return first && report <= MAX_DOUBLINGS && age_ns > first << report &&
            age_ns > first + (uint64_t)report * LEAST_PAUSE_NS;
 }

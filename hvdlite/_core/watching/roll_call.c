@@ -12,7 +12,8 @@
 #include "watching/report.h"
 
 #define CALLERS_PATIENCE_NS 1000000000ull
-#define MAX_REPORTS 65536 /* of one operation */
+#define MAX_REPORTS 256 /* of one operation; there are 21 at most */
+#define ROOM_BEHIND 32  /* of a text, for a comma and how many ranks are not in it */
 
 typedef struct {
     hvdl_answer head;
@@ -49,8 +50,11 @@ static bool read_answer(const hvdl_engine *e, const void *from, size_t bytes, wh
 
 /* ---- one report for all who wait ---- */
 
-/* A claim, from the highest bits on: what it is about, the report's number, the host. */
+/* A claim, from the highest bits on: what it is about, the report's number, whether this host has made it, the
+ * host that makes it. */
 #define CLAIM_HOST_BITS 16
+#define CLAIM_TOLD ((uint64_t)1 << 15)
+#define CLAIM_HOST (CLAIM_TOLD - 1)
 #define CLAIM_WHAT_BITS 24                      /* below it */
 #define ENDING ((uint64_t)1 << CLAIM_WHAT_BITS) /* of the one that ends everything */
 #define PROBES 8
@@ -72,21 +76,42 @@ static _Atomic uint64_t *find_claim(hvdl_engine *e, uint64_t claim)
     return room ? room : &claims[slot];
 }
 
-int hvdl_claim_report(hvdl_engine *e, uint64_t what, const hvdl_question *asked, int host)
+/* Of no host. */
+static uint64_t claim_of(uint64_t what, const hvdl_question *asked)
 {
     uint64_t about = hvdl_mix(what + (uint64_t)asked->kind) >> CLAIM_WHAT_BITS;
-    uint64_t claim = about << CLAIM_WHAT_BITS | (uint64_t)(asked->report & 255) << CLAIM_HOST_BITS;
-    uint64_t host_mask = ((uint64_t)1 << CLAIM_HOST_BITS) - 1;
-    claim = asked->gives_up ? ENDING : claim;
+    if (asked->gives_up)
+        return ENDING;
+    return about << CLAIM_WHAT_BITS | (uint64_t)(asked->report & 255) << CLAIM_HOST_BITS;
+}
+
+int hvdl_claim_report(hvdl_engine *e, uint64_t what, const hvdl_question *asked, int host)
+{
+    uint64_t claim = claim_of(what, asked);
     for (;;) {
         _Atomic uint64_t *word = find_claim(e, claim);
         uint64_t old = atomic_load(word);
-        int holder = (old & ~host_mask) == claim ? (int)(old & host_mask) : -1;
-        if (holder >= 0 && (holder <= host || host == e->placement.host))
+        bool is_held = old >> CLAIM_HOST_BITS == claim >> CLAIM_HOST_BITS;
+        int holder = is_held ? (int)(old & CLAIM_HOST) : HVDL_TOLD_BY_NOBODY;
+        if (is_held && old & CLAIM_TOLD)
+            return HVDL_TOLD_ALREADY;
+        if (is_held && (holder <= host || host == e->placement.host))
             return holder;
         if (atomic_compare_exchange_strong(word, &old, claim | (uint64_t)host))
             return holder;
     }
+}
+
+void hvdl_note_told(hvdl_engine *e, const hvdl_roll_call *call)
+{
+    uint64_t claim = claim_of(call->what, &call->question);
+    atomic_store(find_claim(e, claim), claim | CLAIM_TOLD | (uint64_t)e->placement.host);
+}
+
+int hvdl_ending_host(const hvdl_engine *e)
+{
+    uint64_t ending = atomic_load(&e->shm.control->claims[0]);
+    return ending ? (int)(ending & CLAIM_HOST) : HVDL_TOLD_BY_NOBODY;
 }
 
 void hvdl_unclaim_end(hvdl_engine *e)
@@ -96,6 +121,17 @@ void hvdl_unclaim_end(hvdl_engine *e)
 }
 
 /* ---- the rank that asks ---- */
+
+/* num_missing: the ranks that it names, which are counted if it has no room; 0: it is cut then. */
+static void put_part(hvdl_roll_call *call, const char *text, int num_missing)
+{
+    hvdl_writer *to = &call->missing;
+    bool has_room = !to->used || to->used + strlen(text) + ROOM_BEHIND < to->room;
+    if (!has_room && num_missing)
+        call->num_cut += num_missing;
+    else if (*text)
+        hvdl_put(to, "%s%s", to->used ? ", " : "", text);
+}
 
 static void add_answer(hvdl_engine *e, hvdl_roll_call *call, const whole_answer *answer)
 {
@@ -110,12 +146,13 @@ static void add_answer(hvdl_engine *e, hvdl_roll_call *call, const whole_answer 
     call->num_elsewhere += head->num_elsewhere;
     if (call->awaits < 0)
         call->awaits = head->awaits;
-    if (*head->missing)
-        hvdl_put(&call->missing, "%s%s", call->missing.used ? ", " : "", head->missing);
+    int num_missing = 0;
     for (int r = 0; r < head->num_ranks; r++) {
-        call->num_missing += answer->presence[r] == HVDL_HAS_NOT_POSTED;
+        num_missing += answer->presence[r] == HVDL_HAS_NOT_POSTED;
         call->presence[hvdl_member_of_host(&e->placement, head->host, r)] = answer->presence[r];
     }
+    call->num_missing += num_missing;
+    put_part(call, head->missing, num_missing);
 }
 
 static void describe_here(hvdl_engine *e, const hvdl_question *asked, whole_answer *to)
@@ -139,15 +176,16 @@ static void ask_hosts(hvdl_engine *e, const hvdl_question *asked)
         }
 }
 
-hvdl_roll_call *hvdl_call_roll(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how)
+hvdl_roll_call *hvdl_call_roll(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how,
+                               uint64_t what)
 {
     size_t hosts = (size_t)e->config.num_hosts, ranks = (size_t)e->config.num_ranks;
     hvdl_roll_call *call = calloc(1, sizeof *call + hosts * sizeof *call->answered + ranks);
-    whole_answer own;
     if (!call)
         return NULL; /* no report is better than no job */
     call->operation = op;
     call->question = *how;
+    call->what = what;
     call->question.host = e->placement.host;
     call->question.local = e->placement.local;
     call->question.number = ++e->stall.num_calls;
@@ -158,8 +196,6 @@ hvdl_roll_call *hvdl_call_roll(hvdl_engine *e, hvdl_operation *op, const hvdl_qu
     call->presence = (uint8_t *)(call->answered + hosts);
     call->next = e->stall.calls;
     e->stall.calls = call;
-    describe_here(e, &call->question, &own);
-    add_answer(e, call, &own);
     if (hosts == 1 || how->is_alone)
         return call;
     if (e->placement.is_leader) /* also where the journal is full */
@@ -184,7 +220,6 @@ static void put_silent(hvdl_engine *e, hvdl_roll_call *call)
     /* Without its leader a rank hears of no host. */
     int leader = hvdl_rank_of_local(e, 0);
     bool is_cut_off = call->num_answers == 1 && !e->placement.is_leader && hvdl_quiet_ns(e, 0);
-    call->num_silent = e->config.num_hosts - call->num_answers;
     bool is_named = call->question.kind == HVDL_CALL_STILL
                         ? call->missing.used > 0
                         : call->presence[leader] == HVDL_HAS_NOT_POSTED;
@@ -200,17 +235,38 @@ static void put_silent(hvdl_engine *e, hvdl_roll_call *call)
         }
 }
 
-bool hvdl_roll_is_complete(hvdl_engine *e, hvdl_roll_call *call)
+void hvdl_close_roll(hvdl_engine *e, hvdl_roll_call *call)
+{
+    char others[HVDL_MISSING_BYTES];
+    int awaits = call->awaits, num_missing = call->num_missing - call->num_cut;
+    whole_answer own;
+    memcpy(others, call->text, sizeof others);
+    *call->text = '\0';
+    call->missing.used = 0;
+    call->awaits = -1;
+    describe_here(e, &call->question, &own);
+    add_answer(e, call, &own); /* the first of the text */
+    put_part(call, others, num_missing);
+    if (call->awaits < 0)
+        call->awaits = awaits;
+    if (!call->question.is_alone && !call->goes_on)
+        call->num_silent = e->config.num_hosts - call->num_answers;
+    if (call->num_silent)
+        put_silent(e, call);
+    if (call->num_cut)
+        hvdl_put(&call->missing, " and %d more", call->num_cut);
+}
+
+bool hvdl_roll_is_complete(const hvdl_engine *e, const hvdl_roll_call *call)
 {
     bool is_for_caller = call->question.kind == HVDL_CALL_CALLER;
     uint64_t patience_ns = is_for_caller ? CALLERS_PATIENCE_NS : HVDL_PATIENCE_NS;
     bool has_time = e->stall.ran_ns < call->asked_ns + patience_ns;
-    if (call->num_answers == e->config.num_hosts || call->question.is_alone || call->goes_on)
+    if (call->question.is_alone || call->goes_on)
         return true;
     for (int h = 0; h < e->config.num_hosts; h++)
-        if (!call->answered[h] && !e->stall.silent[h] && has_time)
+        if (h != e->placement.host && !call->answered[h] && !e->stall.silent[h] && has_time)
             return false;
-    put_silent(e, call);
     return true;
 }
 

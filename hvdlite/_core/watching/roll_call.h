@@ -11,6 +11,8 @@
 /* A host that does not answer for so long is taken for cut off or stopped: its leader looks for messages twice
  * a second, and any other rank every 2 s. */
 #define HVDL_PATIENCE_NS 1500000000ull
+/* Whoever should have ended everything has not, so long after it was due. */
+#define HVDL_OVERDUE_NS (4 * HVDL_PATIENCE_NS)
 
 typedef enum {
     HVDL_CALL_CALLER, /* who has not called it? For a caller whose time is over */
@@ -31,6 +33,7 @@ typedef struct {
     int32_t is_run;      /* of a plan */
     int32_t is_posted;   /* all ranks of that host have posted it, and its coordinator knows so */
     int32_t is_alone;    /* no host is asked */
+    int32_t is_overdue;  /* it gives up, whoever else does */
 } hvdl_question;
 
 enum { HVDL_TOLD_BY_NOBODY = -1, HVDL_TOLD_ALREADY = -2 };
@@ -43,18 +46,20 @@ typedef struct {
     int32_t host, local, num_ranks; /* host: that answers; local: that asks */
     int32_t goes_on;                /* it moves, or has been decided: there is nothing to report */
     int32_t awaits;                 /* the member whose message this host waits for, or -1 */
-    int32_t told_by;                /* the host that has this report to make; or one of these */
+    int32_t told_by;                /* the host that has this report to make; or one of those */
     int32_t num_elsewhere; /* missing ranks that are in another operation, or failed in one */
     char missing[HVDL_MISSING_BYTES];
 } hvdl_answer;
 
-/* All answers together. Written by roll_call.c. */
+/* The answers of other hosts and, at its end, this one's. Written by roll_call.c. */
 typedef struct hvdl_roll_call {
     struct hvdl_roll_call *next;
     hvdl_operation *operation;
     hvdl_question question;
+    uint64_t what;     /* its report is about, as in hvdl_claim_report */
     uint64_t asked_ns; /* of stall.ran_ns */
     int num_answers, num_missing, num_elsewhere, num_silent, awaits;
+    int num_cut; /* missing ranks that have no room in the text */
     bool goes_on;
     bool is_told; /* a host before this one reports it */
     char text[HVDL_MISSING_BYTES];
@@ -65,14 +70,20 @@ typedef struct hvdl_roll_call {
 
 /* NULL: no memory. It must be ended before the operation is. */
 hvdl_roll_call *hvdl_call_roll(hvdl_engine *engine, hvdl_operation *operation,
-                               const hvdl_question *how);
+                               const hvdl_question *how, uint64_t what);
 void hvdl_end_roll_call(hvdl_engine *engine, hvdl_roll_call *call);
-/* All hosts have answered or are silent, which it then says of them. */
-bool hvdl_roll_is_complete(hvdl_engine *engine, hvdl_roll_call *call);
+/* All other hosts have answered or are silent. */
+bool hvdl_roll_is_complete(const hvdl_engine *engine, const hvdl_roll_call *call);
+/* Adds what is true of this host as of the last survey, and which hosts were silent. */
+void hvdl_close_roll(hvdl_engine *engine, hvdl_roll_call *call);
 
 /* That report, about what this number stands for on this host (a meeting; how far it is), is for `host` to make.
- * -1: so it is now; else it was another one's before. */
+ * HVDL_TOLD_BY_NOBODY: so it is now; else the host that makes it, or that this one has made it. */
 int hvdl_claim_report(hvdl_engine *engine, uint64_t what, const hvdl_question *asked, int host);
+/* This host has made it. */
+void hvdl_note_told(hvdl_engine *engine, const hvdl_roll_call *call);
+/* Whether this host is about to end everything: it, or HVDL_TOLD_BY_NOBODY. */
+int hvdl_ending_host(const hvdl_engine *engine);
 /* Nothing ends. */
 void hvdl_unclaim_end(hvdl_engine *engine);
 

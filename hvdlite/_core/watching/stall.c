@@ -243,6 +243,13 @@ static char *describe_absent(const hvdl_engine *e, const hvdl_roll_call *call)
 
 /* ---- what follows from the answers ---- */
 
+/* It has not ended anything. One of a host alone has claimed nothing. */
+static void unclaim(hvdl_engine *e, const hvdl_question *asked)
+{
+    if (asked->gives_up && !asked->is_alone)
+        hvdl_unclaim_end(e);
+}
+
 static void say_late(hvdl_engine *e, hvdl_roll_call *call)
 {
     hvdl_operation *op = call->operation;
@@ -250,6 +257,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
     uint64_t now = hvdl_now_ns();
     char text[HVDL_TEXT_BYTES];
     bool is_still = asked->kind == HVDL_CALL_STILL, is_over = call->goes_on;
+    bool listens = !asked->is_alone && !asked->is_overdue;
     if (is_still) /* hosts agree on no run: one that is silent may not have begun it, which is then late */
         is_over |= !e->stall.still_ns || (call->num_silent && asked->is_run && !op->internal);
     else
@@ -257,24 +265,24 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
                    (op->meeting && hvdl_is_agreed(e, op->meeting));
     if (is_still && is_over)
         e->stall.still_ns = 0; /* from now on */
-    if (asked->gives_up && (is_over || call->is_told)) {
-        op->stall.next_ns = now + AGAIN_NS;
-        hvdl_unclaim_end(e);
-    }
-    if (is_over || (call->is_told && !asked->is_alone))
+    if (is_over || (call->is_told && listens)) {
+        op->stall.next_ns = asked->gives_up ? now + AGAIN_NS : op->stall.next_ns;
+        unclaim(e, asked);
         return;
+    }
     if (is_still)
         describe_still(e, call, text);
     else
         describe_late(e, call, (double)(now - op->posted_ns) / 1e9, text);
     if (asked->gives_up) {
         hvdl_announce_give_up(e, text);
-        if (asked->is_alone) /* the others do not hear */
+        if (!listens) /* and the others may not hear */
             hvdl_break_on_all(e, text);
         return;
     }
     hvdl_report(e, text);
-    op->stall.num_said = asked->report + 1;
+    hvdl_note_told(e, call);
+    op->stall.told = true;
 }
 
 static void answer_caller(hvdl_engine *e, const hvdl_roll_call *call)
@@ -293,14 +301,22 @@ void hvdl_stall_step(hvdl_engine *e)
     uint64_t now = hvdl_now_ns(), gap = now - e->stall.looked_ns;
     e->stall.looked_ns = now;
     e->stall.ran_ns += gap < LONGEST_LOOK_NS ? gap : LONGEST_LOOK_NS;
+    bool any = false;
+    for (const hvdl_roll_call *call = e->stall.calls; call && !any; call = call->next)
+        any = hvdl_roll_is_complete(e, call);
+    if (!any)
+        return;
+    hvdl_survey(e); /* operations may end, and with them their calls */
     for (hvdl_roll_call *call = e->stall.calls, *next; call; call = next) {
+        hvdl_operation *op = call->operation;
         next = call->next;
         if (!hvdl_roll_is_complete(e, call))
             continue;
-        call->operation->stall.call = NULL;
-        if (call->question.kind == HVDL_CALL_CALLER)
+        op->stall.call = NULL;
+        hvdl_close_roll(e, call);
+        if (atomic_load(&op->stall.wanted) && !call->question.is_alone)
             answer_caller(e, call);
-        else
+        if (call->question.kind != HVDL_CALL_CALLER)
             say_late(e, call);
         hvdl_end_roll_call(e, call);
     }
@@ -311,13 +327,13 @@ void hvdl_stall_ended(hvdl_engine *e, hvdl_operation *op, bool ok)
     char text[HVDL_TEXT_BYTES];
     hvdl_writer to = {text, sizeof text, 0};
     hvdl_question goes_on = {.report = GOES_ON};
-    if (op->stall.call && op->stall.call->question.gives_up)
-        hvdl_unclaim_end(e);
-    if (op->stall.call)
+    if (op->stall.call) {
+        unclaim(e, &op->stall.call->question);
         hvdl_end_roll_call(e, op->stall.call);
+    }
     op->stall.call = NULL;
-    if (!ok || !op->stall.num_said || !op->meeting ||
-        hvdl_claim_report(e, op->meeting->id, &goes_on, e->placement.host) >= 0)
+    if (!ok || !op->stall.told || !op->meeting ||
+        hvdl_claim_report(e, op->meeting->id, &goes_on, e->placement.host) != HVDL_TOLD_BY_NOBODY)
         return;
     put_title(op, &to);
     hvdl_put(&to, " goes on after %.0f s", (double)(hvdl_now_ns() - op->posted_ns) / 1e9);
@@ -337,10 +353,18 @@ static hvdl_question question_about(const hvdl_operation *op, hvdl_call_kind kin
                            .is_alone = kind == HVDL_CALL_HELD};
 }
 
-static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how)
+/* No report waits for a call that only a caller wants, which is answered by this one, too. */
+static bool is_asked_about(const hvdl_operation *op)
+{
+    return op->stall.call && op->stall.call->question.kind != HVDL_CALL_CALLER;
+}
+
+static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how, uint64_t what)
 {
     e->stall.told = true;
-    op->stall.call = hvdl_call_roll(e, op, how);
+    if (op->stall.call)
+        hvdl_end_roll_call(e, op->stall.call);
+    op->stall.call = hvdl_call_roll(e, op, how, what);
 }
 
 /* If a report is due of what has waited for so long, and nobody else makes it. */
@@ -350,33 +374,30 @@ static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind
     bool is_still = kind == HVDL_CALL_STILL;
     uint64_t least = kind == HVDL_CALL_LATE ? 0 : LEAST_STILL_NS;
     uint64_t first = e->config.stall_warning_ns, last = e->config.stall_shutdown_ns;
-    uint64_t what = op->meeting ? op->meeting->id : e->shm.read_position;
+    uint64_t place = op->meeting ? op->meeting->id : e->shm.read_position;
+    uint64_t what = is_still ? e->stall.place : place;
     int *count = is_still ? &e->stall.num_still : &op->stall.num_reports;
     first = first && first < least ? least : first;
     last = last && last < least ? least : last;
     how.still_ns = is_still ? age_ns : 0;
     how.report = *count;
     how.gives_up = last && age_ns > last;
+    how.is_overdue = last && age_ns > last + HVDL_OVERDUE_NS;
     if (!how.gives_up && !hvdl_report_is_due(first, age_ns, *count))
         return;
     while (!how.gives_up && hvdl_report_is_due(first, age_ns, *count))
         ++*count;
-    op->stall.told_by = e->placement.host;
     bool is_unheard = how.gives_up && how.is_alone; /* the others can't read of it either */
-    if (!is_unheard &&
-        hvdl_claim_report(e, is_still ? e->stall.place : what, &how, e->placement.host) >= 0) {
-        if (!how.gives_up || age_ns < last + 4 * HVDL_PATIENCE_NS)
-            return;
-        how.is_alone = true; /* whoever should has not ended it */
-    }
-    begin(e, op, &how);
+    if (is_unheard || how.is_overdue ||
+        hvdl_claim_report(e, what, &how, e->placement.host) == HVDL_TOLD_BY_NOBODY)
+        begin(e, op, &how, what);
 }
 
 /* HVDL_CALL_CALLER: it does not wait for ranks. */
 static hvdl_call_kind lateness_of(const hvdl_engine *e, const hvdl_operation *op, uint64_t now)
 {
     bool has_no_plan = hvdl_is_run(op) && !op->plan->ready;
-    if (op->internal || op->desc.kind == HVDL_JOIN || op->transfer || op->stall.call ||
+    if (op->internal || op->desc.kind == HVDL_JOIN || op->transfer || is_asked_about(op) ||
         now < op->stall.next_ns || (op->meeting && hvdl_is_agreed(e, op->meeting)))
         return HVDL_CALL_CALLER;
     if (op->meeting)
@@ -412,7 +433,7 @@ bool hvdl_stall_look(hvdl_engine *e)
     hvdl_stall_step(e);
     hvdl_operation *still = find_still(e, now, e->stall.ran_ns - e->stall.seen_ns);
     e->stall.seen_ns = e->stall.ran_ns; /* which also each step of a call moves on */
-    if (still && !still->stall.call)
+    if (still && !is_asked_about(still))
         begin_report(e, still, HVDL_CALL_STILL, e->stall.still_ns);
     if (!find_late(e, now, found))
         return true;
@@ -448,7 +469,7 @@ void hvdl_stall_ask_for_callers(hvdl_engine *e)
     pthread_mutex_unlock(&e->queue.lock);
     for (int i = 0; i < count; i++) {
         hvdl_question how = question_about(found[i], HVDL_CALL_CALLER);
-        begin(e, found[i], &how);
+        begin(e, found[i], &how, 0);
     }
     if (waiting) {
         atomic_store(&e->stall.wanted, true);

@@ -1,5 +1,7 @@
 /* What a caller reads whose time is over. */
 #define _GNU_SOURCE
+#include <stdlib.h>
+
 #include "engine/state.h"
 #include "operations/facts.h"
 #include "transfers/transfer_texts.h"
@@ -18,6 +20,10 @@ void hvdl_describe_timeout(hvdl_engine *e, hvdl_operation *op, double seconds,
         hvdl_describe_transfer_timeout(e, op->transfer, seconds, text);
         return;
     }
+    pthread_mutex_lock(&e->stall.lock);
+    free(op->stall.answer); /* of an earlier wait */
+    op->stall.answer = NULL;
+    pthread_mutex_unlock(&e->stall.lock);
     atomic_store(&op->stall.wanted, true);
     atomic_store(&e->stall.wanted, true);
     atomic_store(&e->driving.has_more, true);

@@ -35,9 +35,8 @@ typedef struct {
 /* Of one operation. Written by stall.c. */
 typedef struct {
     struct hvdl_roll_call *call; /* under way, or NULL */
-    int num_reports;             /* that were due, here or on a host that asks */
-    int told_by;                 /* the host that has the last of them to make */
-    int num_said;                /* of these, up to the last one that this rank has made */
+    int num_reports;             /* that were due */
+    bool told;                   /* this rank has made one */
     uint64_t next_ns;            /* not before */
     _Atomic bool wanted;         /* any thread: a caller wants to know who is missing */
     char *answer;                /* under stall.lock */
