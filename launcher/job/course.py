@@ -75,7 +75,7 @@ from hvdrun.job.watcher import Watcher, limits
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.records import Record, parse
-from hvdrun.reports import figures, lacking, prometheus, slow_ranks
+from hvdrun.reports import figures, lacking, prometheus
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
@@ -89,6 +89,7 @@ from hvdrun.reports.failure_report import (
     paused,
     unstoppable,
 )
+from hvdrun.reports.late import so_far
 
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
@@ -318,7 +319,7 @@ class Course:
     def _so_far(self, now: float) -> str:
         records, size = self.summaries, self.ranks.num_proc
         silent_s = self.steps_told.silent_s(now, records)
-        return slow_ranks.so_far(records, size, self.command.host_of, silent_s)
+        return so_far(records, size, self.command.host_of, silent_s)
 
     def figures(self, now: float | None = None) -> str:
         """As JSON. now: None if the job has ended."""

@@ -31,7 +31,7 @@ from hvdrun.pulse import Pulse
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.records import Record, Sample, encode, parse
 from hvdrun.rendezvous import messages
-from hvdrun.reports import slow_ranks
+from hvdrun.reports import late
 from hvdrun.reports.looks import activity, read_look
 from hvdrun.reports.whereabouts import Seen, entries, read_stall
 from hvdrun.summary import summary_of
@@ -134,7 +134,7 @@ def test_a_report_of_the_stall_check_is_read_as_far_as_it_is_one(text):
 def test_a_record_of_a_rank_counts_or_is_passed_over(given):
     records = {rank: record for rank, data in enumerate(given) if (record := parse(data))}
     if records:
-        lines = [summary_of(records, len(given)), *slow_ranks.report(records, str)]
+        lines = [summary_of(records, len(given)), *late.report(records, str)]
         assert all(line.isprintable() for line in lines)
 
 
