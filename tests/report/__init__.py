@@ -1,1 +1,1 @@
-"""The page of `python -m hvdlite.report`."""
+"""What `python -m hvdlite.report` says of a timeline."""
