@@ -198,7 +198,7 @@ class Watcher:
         if before and missing and bool(before.waits) == bool(waits):
             before.waits, before.missing = waits, missing
             return
-        if before and before.said and (all_came or not waits):
+        if before and before.said and (all_came or (missing and not waits)):
             self.say(whereabouts.gathered(now - before.begin, has_ended=not before.waits))
         self.wait = None
         if missing:

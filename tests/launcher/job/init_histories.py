@@ -361,6 +361,23 @@ INIT = {
             )
         ],
     ),
+    "init raises an error on the rank that waits: nobody says that all have come": History(
+        [
+            *begun(),
+            *init(1.0, 0),
+            *init(20.0, 0, kind=INIT_FAILED),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [
+            (10.5, Look((1, 2, 3))),
+            (11.0, Look((1, 2, 3), True)),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[(16.0, "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it")],
+    ),
     "a rank calls init again, and the others have not": History(
         [
             *begun(),
