@@ -84,3 +84,11 @@ def offsets(identities: list[tuple[object, ...]], seen_by_rank: list[list[Round]
                 for pair in zip(seen_by_rank[0], seen, strict=True)
             )
     return [found[own] for own in identities]
+
+
+def between(start: tuple[float, Offset], end: tuple[float, Offset], at: float) -> Offset:
+    """The offset at a time, from those measured at two times, if the clocks drift steadily."""
+    (start_at, first), (end_at, last) = start, end
+    share = (at - start_at) / (end_at - start_at) if end_at > start_at else 0.0
+    drifted = first.offset + share * (last.offset - first.offset)
+    return Offset(drifted, max(first.error, last.error))

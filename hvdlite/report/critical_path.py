@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hvdlite.report.figures import Step
 from hvdlite.report.trace import Operation, Span
@@ -25,7 +25,8 @@ from hvdlite.report.trace import Operation, Span
 MOST_SEGMENTS = 10_000
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True)
+class Segment:
     """operation: of the communication; empty: this rank computes."""
 
     rank: int
@@ -98,21 +99,30 @@ class Paths:
         return None
 
 
-class Share(NamedTuple):
-    """Of all steps' time, what computation of a rank takes, or communication of an operation
-    (rank -1). steps: on the path of how many."""
+@dataclass
+class Share:
+    """Of all steps' time, what computation of a rank, or communication of an operation, takes."""
 
-    rank: int
+    rank: int | None
     operation: str
     us: float
     steps: int
 
 
 def shares(paths: Sequence[Sequence[Segment]]) -> list[Share]:
-    """The largest first."""
-    on: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for step, path in enumerate(paths):
-        for each in path:
-            on[-1 if each.operation else each.rank, each.operation][step] += each.us
-    found = [Share(*key, sum(by_step.values()), len(by_step)) for key, by_step in on.items()]
-    return sorted(found, key=lambda each: -each.us)
+    """The largest first. steps: on the path of how many."""
+    total: dict[tuple[int | None, str], float] = defaultdict(float)
+    on: dict[tuple[int | None, str], int] = defaultdict(int)
+    for path in paths:
+        seen = set()
+        for segment in path:
+            key = (None, segment.operation) if segment.operation else (segment.rank, "")
+            total[key] += segment.us
+            seen.add(key)
+        for key in seen:
+            on[key] += 1
+    order = sorted(total, key=lambda key: -total[key])
+    return [
+        Share(rank, operation, total[rank, operation], on[rank, operation])
+        for rank, operation in order
+    ]

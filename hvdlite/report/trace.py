@@ -1,24 +1,28 @@
-"""What is in a timeline's file: the operations, and what the programs did. Times are in us."""
+"""What is in a timeline's file: the operations, and what the programs did. Times are in us since
+the first event."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from hvdlite.observe.clocks import offset
+from hvdlite.observe.clocks import Offset, between, offset
 
-# The timeline writes one event per line.
+# The timeline writes one event per line. Another program may have written it as a single one.
 LONGEST_LINE = 1 << 16
+LARGEST_IN_ONE_LINE = 64 << 20
 # Of the operations before the end, so many show what the clocks differ by then.
 LAST_ROUNDS = 64
 # Of what else the ranks say, so many lines are shown.
 MOST_NOTES = 20
 _LOST = re.compile(r"(\d{1,12}) events were lost: too many at once")
+STATES = ("POSTED", "MATCHED", "RUNNING")
 
 
 class NotATimeline(Exception):
@@ -27,13 +31,16 @@ class NotATimeline(Exception):
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one rank: when it was posted, and when it ended; None: not in the file."""
+    """One operation of one rank, with the times of its states; None: not in the file."""
 
     rank: int
     process_set: int
     kind: str
     name: str
+    size_bytes: int = 0
     posted: float | None = None
+    matched: float | None = None
+    running: float | None = None
     done: float | None = None
     failed: bool = False
 
@@ -48,6 +55,7 @@ class Span:
 
     rank: int
     kind: str
+    name: str
     optimizer: str
     number: int
     begin: float
@@ -56,14 +64,17 @@ class Span:
 
 @dataclass
 class Trace:
-    """ranks: their labels. clocks: when each was compared with rank 0's. errors: by how many us
-    each rank's times may be wrong, compared with rank 0's. notes: what is wrong with the file."""
+    """ranks: their labels. errors: by how many us each rank's times may be wrong, compared with
+    rank 0's. drifts: how many us its clock has moved until the end. notes: what is wrong with the
+    file."""
 
     ranks: dict[int, str] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    clocks: dict[int, float] = field(default_factory=dict)
+    clocks: dict[str, dict[int, tuple[float, Offset]]] = field(default_factory=dict)
     errors: dict[int, float] = field(default_factory=dict)
+    drifts: dict[int, float] = field(default_factory=dict)
+    drift_from: str = ""
     ended: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -80,7 +91,8 @@ def read(path: str) -> Trace:
     """
     with open(path, "rb") as file:
         trace = _Reader().read(file)
-    _correct_drift(trace)
+    matched = match(trace.operations)
+    _correct_drift(trace, matched)
     return trace
 
 
@@ -89,8 +101,9 @@ class _Reader:
         self._trace = Trace()
         self._open: dict[tuple[int, str], Operation] = {}
         self._bad = 0
-        self._lost: Counter[int] = Counter()  # by rank
-        self._said: dict[str, None] = {}
+        self._lost: dict[int, int] = defaultdict(int)  # by rank
+        self._said: list[str] = []
+        self._num_said = 0
 
     def read(self, file: IO[bytes]) -> Trace:
         num_events = 0
@@ -101,45 +114,59 @@ class _Reader:
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 self._bad += 1
         trace = self._trace
-        lost = (f"rank {r}: {n} events were lost: too many at once" for r, n in self._lost.items())
-        trace.notes += sorted(lost)[:MOST_NOTES] + list(self._said)
+        trace.notes += self._notes()
         if not trace.operations and not trace.spans and not trace.ranks:
             raise NotATimeline(
                 "it holds no event of a timeline of hvdlite; make one by hvdrun "
                 "--timeline-filename, or hvd.start_timeline"
             )
         if self._bad:
-            trace.notes.append(f"lines that are no events of a timeline: {self._bad}")
+            trace.notes.append(f"{self._bad} entries are not events of a timeline and are left out")
         if self._open:
-            trace.notes.append(
-                f"operations that had not ended when the file did: {len(self._open)}"
-            )
+            several = "operations" if len(self._open) > 1 else "operation"
+            trace.notes.append(f"{len(self._open)} {several} had not ended when the file did")
         if not trace.ended:
             trace.notes.append(
                 "the job ended without stop_timeline(), so the last quarter of a second may be "
                 "missing"
             )
+        if "start" not in trace.clocks:
+            trace.notes.append(
+                "the file does not say how far the clocks of hosts differ: an older version made it"
+            )
         if not any(span.kind == "STEP" for span in trace.spans):
             trace.notes.append(
                 "the file holds no steps of a DistributedOptimizer, so figures of steps are missing"
             )
+        self._to_first_event()
         return trace
 
     def _events(self, file: IO[bytes]) -> Iterator[Any]:
-        first = file.readline(LONGEST_LINE).strip()
-        if not first:
+        size = os.fstat(file.fileno()).st_size
+        first = file.readline(LONGEST_LINE)
+        if not first.strip():
             raise NotATimeline("it is empty; the job may have ended before its timeline began")
-        if first != b"[":
-            raise NotATimeline(
-                "it is no timeline as hvdlite writes them, which begin with a line of `[`"
-            )
+        if first.strip() != b"[":
+            if size > LARGEST_IN_ONE_LINE:
+                raise NotATimeline(
+                    "it is no timeline as hvdlite writes them, which begin with a line of `[`"
+                )
+            yield from _whole(first + file.read())
+            return
+        torn = None
         while line := file.readline(LONGEST_LINE):
             text = line.strip().strip(b",")
-            if text not in (b"", b"]"):
-                try:
-                    yield json.loads(text)
-                except (ValueError, RecursionError):
-                    self._bad += 1
+            if text in (b"", b"]"):
+                continue
+            if torn is not None:
+                self._bad += 1
+            try:
+                torn = None
+                yield json.loads(text)
+            except (ValueError, RecursionError):
+                torn = text
+        if torn is not None:
+            self._trace.notes.append("the last event is cut off, as the job was killed in a write")
 
     def _take(self, event: Any) -> None:
         phase, rank = event["ph"], event["pid"]
@@ -150,10 +177,12 @@ class _Reader:
             self._take_state(rank, event)
         elif phase == "X":
             args, begin = event["args"], _number(event["ts"])
+            kind = str(event["cat"])
             trace.spans.append(
                 Span(
                     rank,
-                    str(event["cat"]),
+                    kind,
+                    str(event["name"]),
                     str(args.get("optimizer", "")),
                     int(args.get("step", 0)),
                     begin,
@@ -164,9 +193,9 @@ class _Reader:
             trace.ranks[rank] = str(event["args"]["name"])
         elif phase == "M" and event["name"] == "hvdlite_clock":
             args = event["args"]
-            if args["when"] == "start":
-                trace.clocks[rank] = _number(args["at"])
-                trace.errors[rank] = abs(_number(args["error_us"]))
+            found = Offset(_number(args["offset_us"]), abs(_number(args["error_us"])))
+            when = str(args["when"])
+            trace.clocks.setdefault(when, {})[rank] = _number(args["at"]), found
         elif phase == "i":
             name = str(event["name"])
             if name == "the timeline ends":
@@ -178,26 +207,69 @@ class _Reader:
         """Ranks may say the same four times a second, for hours."""
         if lost := _LOST.fullmatch(name):
             self._lost[rank] += int(lost[1])
-        elif len(self._said) < MOST_NOTES:
-            self._said[f"rank {rank}: {name}"] = None
+            return
+        self._num_said += 1
+        if len(self._said) < MOST_NOTES:
+            self._said.append(f"rank {rank}: {name}")
+
+    def _notes(self) -> list[str]:
+        lost = [
+            f"rank {rank}: {number} events were lost: too many at once"
+            for rank, number in sorted(self._lost.items())
+        ]
+        notes = [*lost[:MOST_NOTES], *self._said]
+        if more := len(lost) + self._num_said - len(notes):
+            notes.append(f"and {more} more notes of ranks")
+        return notes
 
     def _take_state(self, rank: int, event: Any) -> None:
         key, at = (rank, str(event["id"])), _number(event["ts"])
         args = event.get("args")
         if args is None:
             return  # the end of a state is the beginning of the next one
+        state, size_bytes = args["state"], int(args["bytes"])
         operation = self._open.get(key)
-        if event["ph"] == "b" and operation is None:
-            kind, name = str(event["cat"]), str(event["name"])
-            name = name.removeprefix(f"{kind} ")
-            operation = Operation(rank, int(args["process_set"]), kind, name)
-            if args["state"] == "POSTED":
-                operation.posted = at
-            self._open[key] = operation
-            self._trace.operations.append(operation)
-        elif event["ph"] == "e" and operation is not None:
-            operation.done, operation.failed = at, args["state"] == "FAILED"
+        if event["ph"] == "b":
+            if operation is None:
+                kind, name = str(event["cat"]), str(event["name"])
+                operation = Operation(
+                    rank, int(args["process_set"]), kind, name.removeprefix(f"{kind} ")
+                )
+                self._open[key] = operation
+                self._trace.operations.append(operation)
+            operation.size_bytes = max(0, size_bytes)
+            if state in STATES:
+                setattr(operation, state.lower(), at)
+        elif operation is not None:
+            operation.done, operation.failed = at, state == "FAILED"
+            operation.size_bytes = max(0, size_bytes)
             del self._open[key]
+
+    def _to_first_event(self) -> None:
+        trace = self._trace
+        times = [span.begin for span in trace.spans]
+        times += [at for each in trace.operations for at in _times(each)]
+        first = min(times, default=0.0)
+        for each in trace.operations:
+            _move(each, lambda at: at - first)
+        for span in trace.spans:
+            span.begin, span.end = span.begin - first, span.end - first
+        trace.clocks = {
+            when: {rank: (at - first, found) for rank, (at, found) in of_ranks.items()}
+            for when, of_ranks in trace.clocks.items()
+        }
+
+
+def _whole(text: bytes) -> Iterator[Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotATimeline(f"it is no JSON: {error}") from error
+    if isinstance(found, dict):
+        found = found.get("traceEvents")
+    if not isinstance(found, list):
+        raise NotATimeline("it is JSON, but no array of trace events")
+    yield from found
 
 
 def _number(value: Any) -> float:
@@ -205,6 +277,18 @@ def _number(value: Any) -> float:
     if not math.isfinite(number) or abs(number) > 1e18:
         raise ValueError(value)
     return number
+
+
+def _times(operation: Operation) -> list[float]:
+    states = (operation.posted, operation.matched, operation.running, operation.done)
+    return [at for at in states if at is not None]
+
+
+def _move(operation: Operation, moved: Any) -> None:
+    for name in ("posted", "matched", "running", "done"):
+        at = getattr(operation, name)
+        if at is not None:
+            setattr(operation, name, moved(at))
 
 
 def match(operations: list[Operation]) -> list[dict[int, Operation]]:
@@ -241,37 +325,63 @@ def in_line(trace: Trace, matched: list[dict[int, Operation]]) -> list[dict[int,
     return kept
 
 
-def _correct_drift(trace: Trace) -> None:
+def _correct_drift(trace: Trace, matched: list[dict[int, Operation]]) -> None:
     """The file has all times as the clocks were at the start. Moves them by what they have drifted
-    until then, according to the last operations: none ends on one rank before the other one posts
-    it. What these show holds for the middle of their time, and grows with time."""
-    drifts: dict[int, float] = {}  # us per us since the start
-    matched = match(trace.operations)
-    for rank, start_at in trace.clocks.items():
-        both = [each for each in matched if 0 in each and rank in each][-LAST_ROUNDS:]
-        if not trace.errors[rank] or not both:
-            continue  # it has rank 0's clock, or none has ended
-        rounds = [(_round(each[0]), _round(each[rank])) for each in both]
-        last = max(done for _, (_, done) in rounds)
-        middle = (min(posted for _, (posted, _) in rounds) + last) / 2
-        if middle > start_at:
-            found = offset(rounds)
-            drifts[rank] = found.offset / (middle - start_at)
-            grown = found.error * (last - start_at) / (middle - start_at)
-            trace.errors[rank] = max(trace.errors[rank], grown)
+    until then, according to the measurement at the end or else the last operations."""
+    start, end = trace.clocks.get("start", {}), trace.clocks.get("end", {})
+    moved: dict[int, tuple[tuple[float, Offset], tuple[float, Offset]]] = {}
+    for rank, (start_at, first) in start.items():
+        trace.errors[rank] = first.error
+        if not first.error:
+            continue  # it has rank 0's clock
+        residual = Offset(0.0, first.error)
+        last: tuple[float, Offset] | None = None
+        if rank in end:
+            end_at, found = end[rank]
+            last = end_at, Offset(found.offset - first.offset, found.error)
+            trace.drift_from = "measured"
+        else:
+            last = _from_operations(rank, start_at, matched)
+            if last is not None:
+                trace.drift_from = "operations"
+        if last is None or last[0] <= start_at:
+            continue
+        moved[rank] = (start_at, residual), last
+        trace.drifts[rank] = last[1].offset
+        trace.errors[rank] = max(first.error, last[1].error)
 
     def now(rank: int, at: float) -> float:
-        return at - drifts[rank] * (at - trace.clocks[rank])
+        return at - between(*moved[rank], at).offset
 
     for each in trace.operations:
-        if each.rank in drifts and each.posted is not None:
-            each.posted = now(each.rank, each.posted)
-        if each.rank in drifts and each.done is not None:
-            each.done = now(each.rank, each.done)
-    for span in trace.spans:
-        if span.rank in drifts:
-            span.begin, span.end = now(span.rank, span.begin), now(span.rank, span.end)
+        if each.rank in moved:
+            _move(each, lambda at, rank=each.rank: now(rank, at))
+    for i, span in enumerate(trace.spans):
+        if span.rank in moved:
+            begin, end_at = now(span.rank, span.begin), now(span.rank, span.end)
+            trace.spans[i] = replace(span, begin=begin, end=end_at)
 
 
-def _round(operation: Operation) -> tuple[float, float]:
-    return operation.posted or 0.0, operation.done or 0.0
+def _from_operations(
+    rank: int, start_at: float, matched: list[dict[int, Operation]]
+) -> tuple[float, Offset] | None:
+    """When the clock ran last, and what it differed by then: no operation ends on one rank before
+    the other one posts it. What the last operations show holds for the middle of their time, and
+    grows with time."""
+    both = [of_ranks for of_ranks in matched if 0 in of_ranks and rank in of_ranks]
+    rounds = []
+    for of_ranks in both[-LAST_ROUNDS:]:
+        pair = []
+        for each in (of_ranks[0], of_ranks[rank]):
+            assert each.posted is not None
+            assert each.done is not None
+            pair.append((each.posted, each.done))
+        rounds.append((pair[0], pair[1]))
+    if not rounds:
+        return None
+    first, last = min(mine[0] for _, mine in rounds), max(mine[1] for _, mine in rounds)
+    middle = (first + last) / 2
+    if middle <= start_at:
+        return None
+    found, grown = offset(rounds), (last - start_at) / (middle - start_at)
+    return last, Offset(found.offset * grown, found.error * grown)

@@ -9,7 +9,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.observe import clocks
-from hvdlite.observe.clocks import Offset, offset, offsets
+from hvdlite.observe.clocks import Offset, between, offset, offsets
 
 
 def rounds_of(seed, shift, drift, jitter):
@@ -40,6 +40,22 @@ def test_ranks_on_one_clock_have_one_offset_and_those_on_rank_0s_have_none():
     assert found[0] == found[2] == Offset(0, 0)
     assert found[1] == found[3]
     assert abs(found[1].offset - 7e9) <= found[1].error
+
+
+def test_a_drift_is_found_between_two_measurements():
+    shift, drift, later = 4e9, 5e-5, 600e9
+
+    def measured(at):
+        mine, other = rounds_of(at, shift, drift, 2000)
+        moved = [tuple(t + drift * at for t in pair) for pair in other]
+        return at, offset(zip(mine, moved, strict=True))
+
+    start, end = measured(0), measured(later)
+    for at in (0, 0.3 * later, later):
+        found = between(start, end, at)
+        assert abs(found.offset - (shift + drift * at)) <= found.error + 100
+        assert found.error < 20_000
+    assert between(start, start, 5) == start[1]
 
 
 def shifted(path, host, shift, drift):

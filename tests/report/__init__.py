@@ -1,1 +1,1 @@
-"""What `python -m hvdlite.report` says of a timeline."""
+"""The page of `python -m hvdlite.report`."""

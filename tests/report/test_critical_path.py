@@ -31,10 +31,10 @@ def test_it_goes_from_one_rank_to_another():
     spans += [span(0, "WAIT", 130, 140), span(1, "WAIT", 110, 140)]
     spans += [span(0, "WAIT", 145, 190), span(1, "WAIT", 170, 190)]
     operations = [
-        operation(0, "a", 130, 140),
-        operation(1, "a", 110, 140),
-        operation(0, "b", 145, 190),
-        operation(1, "b", 170, 190),
+        operation(0, "a", (130, 130, 130, 140)),
+        operation(1, "a", (110, 130, 130, 140)),
+        operation(0, "b", (145, 170, 170, 190)),
+        operation(1, "b", (170, 170, 170, 190)),
     ]
     (path,) = paths_of(trace(operations, spans))
     assert [(each.rank, each.operation, each.us) for each in path] == [
@@ -47,20 +47,20 @@ def test_it_goes_from_one_rank_to_another():
     assert shares([path]) == [
         Share(1, "", 40, 1),
         Share(0, "", 30, 1),
-        Share(-1, "allreduce b", 20, 1),
-        Share(-1, "allreduce a", 10, 1),
+        Share(None, "allreduce b", 20, 1),
+        Share(None, "allreduce a", 10, 1),
     ]
 
 
 def test_hidden_communication_is_not_on_it():
     spans = [span(0, "STEP", 0, 100, 1), span(0, "STEP", 100, 200, 2), span(0, "WAIT", 180, 181)]
-    (path,) = paths_of(trace([operation(0, "a", 110, 150)], spans, 1))
+    (path,) = paths_of(trace([operation(0, "a", (110, 110, 110, 150))], spans, 1))
     assert path == [Segment(0, "", 100, 200)]
 
 
 def test_an_operation_of_the_step_before_is_on_it_from_the_steps_beginning():
     spans = [span(0, "STEP", 0, 100, 1), span(0, "STEP", 100, 200, 2), span(0, "WAIT", 110, 160)]
-    (path,) = paths_of(trace([operation(0, "a", 50, 160)], spans, 1))
+    (path,) = paths_of(trace([operation(0, "a", (50, 60, 70, 160))], spans, 1))
     assert [(each.operation, each.us) for each in path] == [("allreduce a", 60), ("", 40)]
 
 
@@ -75,7 +75,7 @@ def test_it_has_no_gaps_whatever_the_clocks_say(seed):
             for i in range(3):
                 posted = at + random.uniform(0, 30)
                 done = posted + random.uniform(1, 40)
-                operations.append(operation(rank, f"{i}", posted, done))
+                operations.append(operation(rank, f"{i}", (posted, posted, posted, done)))
                 at = done + random.uniform(-5, 5)
                 spans.append(span(rank, "WAIT", posted, max(posted, at)))
             at += 3

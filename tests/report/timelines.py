@@ -9,13 +9,16 @@ from typing import Any
 from hvdlite.report.trace import Operation, Span, Trace
 
 
-def operation(rank: int, name: str, posted: float | None, done: float) -> Operation:
-    return Operation(rank, 0, "allreduce", name, posted, done)
+def operation(
+    rank: int, name: str, times: tuple[float, float, float, float], size_bytes: int = 1000
+) -> Operation:
+    """times: POSTED, MATCHED, RUNNING, DONE."""
+    return Operation(rank, 0, "allreduce", name, size_bytes, *times)
 
 
 def span(rank: int, kind: str, begin: float, end: float, number: int = 0) -> Span:
     optimizer = "" if kind == "WAIT" else "optimizer"
-    return Span(rank, kind, optimizer, number, begin, end)
+    return Span(rank, kind, kind, optimizer, number, begin, end)
 
 
 def trace(operations: list[Operation], spans: list[Span], ranks: int = 2) -> Trace:
@@ -38,10 +41,10 @@ def two_ranks() -> Trace:
         span(1, "WAIT", 1700, 1900),
     ]
     operations = [
-        operation(0, "a", 1200, 1500),
-        operation(1, "a", 1300, 1500),
-        operation(0, "b", 1400, 1900),
-        operation(1, "b", 1700, 1900),
+        operation(0, "a", (1200, 1300, 1300, 1500)),
+        operation(1, "a", (1300, 1300, 1300, 1500)),
+        operation(0, "b", (1400, 1700, 1700, 1900), 200_000),
+        operation(1, "b", (1700, 1700, 1700, 1900), 200_000),
     ]
     return trace(operations, spans)
 
