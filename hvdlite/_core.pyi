@@ -436,6 +436,10 @@ class Engine:
         """All operations of this engine fail with this text, on all members, and all that are
         posted later. The first text that a host hears of counts there. Does not wait for that."""
 
+    def failures(self, kind: int, name: str, /) -> int:
+        """How many operations of this kind and name have failed since all ranks last joined: the
+        same on every rank on which the last of them has ended."""
+
     def ends(self) -> int:
         """A count that changes when an operation has ended, and now and then without one."""
 

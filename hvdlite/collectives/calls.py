@@ -14,11 +14,11 @@ import torch
 from hvdlite import _core
 from hvdlite.collectives import posting as arguments
 from hvdlite.collectives.devices import begin
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
-from hvdlite.collectives.handles import Handle, synchronize, together
+from hvdlite.collectives.groups import Group, parts_of, tensors_of
+from hvdlite.collectives.handles import Handle, Several, synchronize
 from hvdlite.collectives.posting import BOOL, checked, differentiable, named, readable
 from hvdlite.compression import Compression, Compressor
-from hvdlite.errors import HorovodInternalError
+from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.observe import waits
 from hvdlite.sites import site
 from hvdlite.world.teams.process_sets import ProcessSet, team_of
@@ -94,7 +94,8 @@ class Call:
         if pre.__class__ is not float or post.__class__ is not float or code == BOOL:
             self.prescale, self.postscale = arguments.factors(self.form, code, pre, post)
         if self.has_rows and not tensor.dim():
-            raise arguments.no_rows(self.form)
+            text = f"{self.form}: a scalar has no first dimension; use tensor.reshape(1)"
+            raise UnsupportedError(text)
         return code
 
     def memory(self, team: Team, tensor: torch.Tensor) -> Memory:
@@ -188,13 +189,15 @@ class Call:
     def post_group(
         self, team: Team, tensors: Sequence[torch.Tensor], layout: Any, wake: bool
     ) -> Handle:
-        kind = _core.KINDS[self.kind].name
-        parts = parts_of(team, kind, self.name, len(tensors), layout)
+        parts = parts_of(team, self.kind, self.name, len(tensors), layout)
         handles = [
             begin(team, self.posting(team, tensor, part, group), wake)
             for tensor, (part, group) in zip(tensors, parts, strict=False)
         ]
-        return together(handles, ending(team, kind, self.name, handles))
+        return Handle(
+            Several([handle.operation for handle in handles]),
+            finish=lambda: list(map(synchronize, handles)),
+        )
 
     def run_group(
         self, given: Iterable[torch.Tensor], compression: type[Compressor] = NONE

@@ -34,13 +34,12 @@ class FlatBuffer:
             self._views = _unflatten_dense_tensors(self.flat, tensors)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def of(cls, tensors: list[torch.Tensor], digest: int) -> FlatBuffer:
+    def of(cls, tensors: list[torch.Tensor], shapes: list[torch.Size], digest: int) -> FlatBuffer:
         """A buffer for these tensors: one dtype, one device, none empty.
 
-        digest: a hash that determines their shapes.
+        shapes: theirs. digest: a hash of them.
         """
         key = tensors[0].dtype, tensors[0].device, digest
-        shapes = [tensor.shape for tensor in tensors]
         buffer = _idle.pop(key, None)
         if buffer is None or buffer._shapes != shapes:
             return cls(key, shapes, tensors)

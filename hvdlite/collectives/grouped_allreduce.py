@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from hvdlite import _core
 from hvdlite.collectives.allreduce import Allreduce
 from hvdlite.collectives.devices import begin
 from hvdlite.collectives.flat_buffers import FlatBuffer
-from hvdlite.collectives.groups import Group, ending, parts_of, tensors_of
+from hvdlite.collectives.groups import Group, parts_of, tensors_of
 from hvdlite.collectives.handles import Handle, Several, synchronize
-from hvdlite.collectives.posting import checked, reduce_op, refuse_in_place
+from hvdlite.collectives.posting import BOOL, reduce_op, refuse_in_place
 from hvdlite.compression import Compression, Compressor
 from hvdlite.ops import Adasum, ReduceOp
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -25,6 +26,8 @@ from hvdlite.world.teams.team import Team
 
 # Two copies of this many bytes cost about as much as an operation of its own.
 FUSED_BYTES = 65536
+
+_dtype_of = _core.dtype_of
 
 
 class GroupedAllreduce(Allreduce):
@@ -34,31 +37,29 @@ class GroupedAllreduce(Allreduce):
         team = team_of(form, self.process_set)
         if not tensors:
             return Handle(Several(()), [])
-        if self._are_one_bucket(team, tensors):
-            buckets, codes = [list(range(len(tensors)))], []
-        else:
+        codes = [self.check(team, tensors[0]), *map(_dtype_of, tensors[1:])]
+        if min(codes) < 0 or BOOL in codes:
             codes = [self.check(team, tensor) for tensor in tensors]
-            if form[-1] == "_":
-                for tensor in tensors:
+        if form[-1] == "_":
+            for tensor in tensors:
+                if tensor.is_neg() or not tensor.is_contiguous():
                     refuse_in_place(form, tensor)
-            buckets = self._buckets(tensors)
-        if len(buckets) == 1 < len(tensors):
-            # Other ranks' tensors may be contiguous where one of this rank's is not.
-            layout: Any = tuple([tensor.shape for tensor in tensors])
-        else:
-            layout = tuple(
-                [(code, t.is_cpu, t.shape) for code, t in zip(codes, tensors, strict=True)]
-            )
-        parts = parts_of(team, "allreduce", self.name, len(tensors), layout)
+        buckets = self._buckets(tensors, codes)
+        shapes = [tensor.shape for tensor in tensors]
+        layout: Any = tuple(shapes)
+        if len(buckets) > 1 or len(tensors) == 1:
+            layout = tuple(zip(codes, [tensor.is_cpu for tensor in tensors], shapes, strict=True))
+        parts = parts_of(team, self.kind, self.name, len(tensors), layout)
         handles = []
         for bucket, (part, group) in zip(buckets, parts, strict=False):
             if len(bucket) == 1:
                 posting = self.posting(team, tensors[bucket[0]], part, group)
                 handles.append(begin(team, posting, wake))
             else:
-                members = [tensors[i] for i in bucket] if len(buckets) > 1 else tensors
-                handles.append(self._start_fused(team, members, part, wake, group))
-        if len(handles) == 1 < len(tensors) and self.name is None:
+                members = [tensors[i] for i in bucket]
+                buffer = FlatBuffer.of(members, [shapes[i] for i in bucket], group[1])
+                handles.append(self._start_fused(team, members, buffer, part, wake, group))
+        if len(handles) == 1 < len(tensors):
             return handles[0]
 
         def finish() -> list[torch.Tensor]:
@@ -69,34 +70,17 @@ class GroupedAllreduce(Allreduce):
                     results[i] = result
             return results
 
-        ended = ending(team, "allreduce", self.name, handles)
-        return Handle(Several([handle.operation for handle in handles], ended), finish=finish)
+        return Handle(Several([handle.operation for handle in handles]), finish=finish)
 
-    def _are_one_bucket(self, team: Team, tensors: list[torch.Tensor]) -> bool:
-        """Whether all are small, contiguous, of one dtype and device: the usual case, made fast.
-        Checks them on the way."""
-        form, op, first = self.form, self.op, tensors[0]
-        code = self.check(team, first)
-        device, most = first.device, FUSED_BYTES // first.itemsize
-        for t in tensors:
-            if (
-                checked(form, t, op) != code
-                or t.device != device
-                or not t.is_contiguous()
-                or t.is_neg()
-                or not 0 < t.numel() <= most
-            ):
-                return False
-        return len(tensors) > 1 and op is not Adasum
-
-    def _buckets(self, tensors: list[torch.Tensor]) -> list[list[int]]:
+    def _buckets(self, tensors: list[torch.Tensor], codes: list[int]) -> list[list[int]]:
         """The tensors that travel together, by their indices; the same on every rank for the same
         shapes, dtypes and devices."""
         buckets: list[list[int]] = []
-        small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for i, tensor in enumerate(tensors):
-            kind = tensor.dtype, tensor.device
-            if self.op is Adasum or not 0 < tensor.nbytes <= FUSED_BYTES:
+        small: dict[tuple[int, torch.device], list[int]] = {}
+        most = 0 if self.op is Adasum else FUSED_BYTES
+        for i, (tensor, code) in enumerate(zip(tensors, codes, strict=True)):
+            kind = code, tensor.device
+            if not 0 < tensor.nbytes <= most:
                 buckets.append([i])
             elif kind in small:
                 small[kind].append(i)
@@ -106,9 +90,14 @@ class GroupedAllreduce(Allreduce):
         return buckets
 
     def _start_fused(
-        self, team: Team, members: list[torch.Tensor], name: str, wake: bool, group: Group
+        self,
+        team: Team,
+        members: list[torch.Tensor],
+        buffer: FlatBuffer | None,
+        name: str,
+        wake: bool,
+        group: Group,
     ) -> Handle:
-        buffer: FlatBuffer | None = FlatBuffer.of(members, group[1])
         assert buffer is not None
         buffer.take(members)
         in_place = self.form[-1] == "_"

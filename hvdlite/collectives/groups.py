@@ -5,32 +5,23 @@ group carries a hash of the whole group's layout. The first operation is named a
 alone: it matches the first one of every other rank, and fails if the hashes differ. The names of
 the other operations contain the hash: if it differs, they match nothing and stay pending for ever.
 
-A later group of the same name must not match these. So the hash also includes how many groups of
-this kind and name have failed. This number is the same on all ranks, since a group fails on all of
-them. A failure is counted at the latest when the next group of the name is posted: by then the one
-before has ended on this rank, waited for or not, as no two of a kind and name can be in flight.
+A later group of the same name must not match these. So the hash also includes how many operations
+of this kind and name have failed. This number is the same on all ranks, as an operation fails on
+all of them, and no two of a kind and name can be in flight.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 
 import torch
 
-from hvdlite.collectives.handles import Handle
 from hvdlite.collectives.posting import Unnamed, named
 from hvdlite.world.teams.team import Team
 
 _HASH = (1 << 64) - 1
 
 Group = tuple[int, int]
-
-# So many groups that nobody has waited for are kept before the ended ones are removed.
-MOST_OPEN = 64
-
-# A group that has failed is counted once, by whichever thread looks first.
-_looking_back = threading.Lock()
 
 
 def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
@@ -44,73 +35,19 @@ def tensors_of(form: str, tensors: object) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def backward_of(
-    grads: Sequence[torch.Tensor],
-    send: Callable[[list[torch.Tensor]], list[torch.Tensor]],
-) -> list[torch.Tensor | None]:
-    """The gradients of a group's inputs, from those of its results.
-
-    send: a grouped collective. It leaves out integers and bools, on every rank alike, since their
-    gradients are zeros that autograd makes; they get None.
-    """
-    places = [place for place, grad in enumerate(grads) if grad.is_floating_point()]
-    results: list[torch.Tensor | None] = [None] * len(grads)
-    sent = send([grads[place] for place in places])
-    for place, result in zip(places, sent, strict=True):
-        results[place] = result
-    return results
-
-
 def parts_of(
-    team: Team, kind: str, name: str | None, num_tensors: int, layout: Hashable
+    team: Team, kind: int, name: str | None, num_tensors: int, layout: Hashable
 ) -> Iterator[tuple[str, Group]]:
     """Yields, for each operation of a group, its name and the `group` argument of its posting.
 
-    kind: the kind of the first operation, as the engine knows it.
     layout: consists of ints and tuples only, whose hash is the same in every process.
     """
-    failures = 0
-    if name is not None:
-        key = (kind, name)
-        _look_back(team, key)
-        failures = team.failed_groups[key]
+    first, unnamed = named(team, name)
+    failures = 0 if unnamed else team.failures(kind, first)
     digest = hash((layout, failures) if failures else layout) & _HASH
     group = (num_tensors, digest)
-    first, unnamed = named(team, name)
     yield Unnamed(first) if unnamed else first, group
     number = 1
     while True:
         yield f"{first}[{number}] {digest:016x}", group
         number += 1
-
-
-def ending(
-    team: Team, kind: str, name: str | None, handles: Sequence[Handle]
-) -> Callable[[], None] | None:
-    """The function to call after waiting for a group of this name; handles: its operations."""
-    if name is None or not handles:
-        return None
-    first = handles[0].operation
-    key = (kind, name)
-    if len(team.open_groups) >= team.most_open_groups:
-        for other in list(team.open_groups):
-            if team.open_groups[other].poll():
-                _look_back(team, other)
-        team.most_open_groups = max(MOST_OPEN, 2 * len(team.open_groups))
-    team.open_groups[key] = first
-
-    def ended() -> None:
-        if team.open_groups.get(key) is first:
-            _look_back(team, key)
-
-    return ended
-
-
-def _look_back(team: Team, key: tuple[str, str]) -> None:
-    """Counts the last group of this kind and name, if it has ended and failed."""
-    with _looking_back:
-        first = team.open_groups.get(key)
-        if first is not None and first.poll():
-            del team.open_groups[key]
-            if first.wait() is not None:  # only these have an entry
-                team.failed_groups[key] += 1

@@ -49,34 +49,27 @@ class Handle:
         for it."""
         if self._finish is not None:
             with self._finishing:
-                self._make()
+                finish = self._finish
+                try:
+                    if finish is not None and not self._made:
+                        self._made.append(finish())
+                except Exception as error:
+                    if not self._made:
+                        # Every later caller gets this error too: the result is half made.
+                        self._finish = functools.partial(_raise, error)
+                        raise
+                self._result, self._finish = self._made[0], None
         return self._result
-
-    def _make(self) -> None:
-        finish = self._finish
-        if finish is None:
-            return
-        try:
-            if not self._made:
-                self._made.append(finish())
-        except Exception as error:
-            if not self._made:
-                # Every later caller gets this error too: the result is half made.
-                self._finish = functools.partial(_raise, error)
-                raise
-        self._result, self._finish = self._made[0], None
 
 
 class Several:
     """Operations that share one handle. The first one finds disagreements: if it fails, the others
     may never end, as other ranks may not have posted them."""
 
-    __slots__ = ("_ended", "operations")
+    __slots__ = ("operations",)
 
-    def __init__(self, operations: Sequence[Any], ended: Callable[[], None] | None = None) -> None:
-        """ended: called once, after the first wait."""
+    def __init__(self, operations: Sequence[Any]) -> None:
         self.operations = operations
-        self._ended = ended
 
     def poll(self) -> bool:
         for operation in self.operations:
@@ -96,23 +89,13 @@ class Several:
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """timeout_s: for each, where they take one."""
-        failure = None
         for operation in self.operations:
-            failure = operation.wait() if timeout_s is None else operation.wait(timeout_s)
+            failure: str | None = (
+                operation.wait() if timeout_s is None else operation.wait(timeout_s)
+            )
             if failure is not None:
-                break
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended()
-        return failure
-
-
-def together(handles: Sequence[Handle], ended: Callable[[], None] | None) -> Handle:
-    """One handle for several; its result is the list of their results. ended: see `Several`."""
-    return Handle(
-        Several([handle.operation for handle in handles], ended),
-        finish=lambda: [synchronize(handle) for handle in handles],
-    )
+                return failure
+        return None
 
 
 def poll(handle: Handle) -> bool:

@@ -3,19 +3,15 @@ interrupt."""
 
 from __future__ import annotations
 
-import operator
+from typing import Any
 
 import torch
 
 from hvdlite import _core
 from hvdlite.collectives.host_sum import HostOperation
 from hvdlite.ops import DTYPES
+from hvdlite.result_tensors import gathered_result
 from hvdlite.world.teams.team import Team
-
-# Both are C code, so `list.extend(map(…))` gets and stores a result with no bytecode in between
-# where a signal handler could raise.
-_capsule = operator.methodcaller("capsule")
-_from_dlpack = torch._C._from_dlpack
 
 
 class HostGather(HostOperation):
@@ -27,9 +23,7 @@ class HostGather(HostOperation):
         self._dtype = tensor.dtype
         kind = _core.ALLGATHER, name, False, DTYPES[tensor.dtype]
         super().__init__(team, _core.posting(*kind, tensor))
-        # Each empty until there is one.
-        self._capsules: list[object] = []
-        self._results: list[torch.Tensor] = []
+        self._made: list[Any] = []
 
     def rows(self) -> tuple[int, ...]:
         """After a wait without failure: the rows of each member."""
@@ -37,13 +31,4 @@ class HostGather(HostOperation):
 
     def result(self) -> torch.Tensor:
         """After a wait without failure: the rows of all, in the members' order."""
-        if not self._capsules:
-            self._capsules.extend(map(_capsule, self._operations))
-        made = self._capsules[0]
-        if isinstance(made, tuple):
-            # No elements.
-            return torch.empty(made, dtype=self._dtype, device="cpu")
-        if not self._results:
-            self._results.extend(map(_from_dlpack, self._capsules))
-        result = self._results[0]
-        return result if result.dtype is self._dtype else result.view(self._dtype)
+        return gathered_result(self._operations[0], self._dtype, self._made)

@@ -98,11 +98,7 @@ def allgather_object(
         ['rank 0', 'rank 1']
     """
     payload, failure = _sendable(obj)
-    name = internal("allgather_object", name, process_set)
-    handle = allgather_async(payload, name, process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects("allgather_object", handle, process_set)
+    return _everyones_objects("allgather_object", payload, failure, name, process_set)
 
 
 def gather_results(
@@ -121,10 +117,7 @@ def gather_results(
     """
     given, failure = attempt(operation, make)
     payload = torch.frombuffer(bytearray(pickle.dumps(given)), dtype=torch.uint8)
-    handle = allgather_async(payload, internal(operation, name, process_set), process_set)
-    if failure is not None:
-        _leave([handle], failure)
-    return _everyones_objects(operation, handle, process_set)
+    return _everyones_objects(operation, payload, failure, name, process_set)
 
 
 def attempt(operation: str, make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -148,7 +141,17 @@ def unwrap(thing: Any) -> Any:
     return thing
 
 
-def _everyones_objects(operation: str, handle: Handle, process_set: ProcessSet) -> list[Any]:
+def _everyones_objects(
+    operation: str,
+    payload: torch.Tensor,
+    failure: BaseException | None,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """failure: this rank's own, of which the payload tells the others."""
+    handle = allgather_async(payload, internal(operation, name, process_set), process_set)
+    if failure is not None:
+        _leave([handle], failure)
     parts = torch.split(synchronize(handle), list(rows_of(handle)))
     ranks = team_of(operation, process_set).ranks
     return [_unpickled(operation, part, rank) for part, rank in zip(parts, ranks, strict=True)]

@@ -70,7 +70,7 @@ def reduce_op(average: bool | None, op: object) -> ReduceOp:
         warnings.warn(
             "average is deprecated, use op=hvdlite.Average or op=hvdlite.Sum instead",
             DeprecationWarning,
-            stacklevel=_outside_hvdlite(),
+            stacklevel=3,  # of what the user has called
         )
         return Average if average else Sum
     if op is None:
@@ -150,11 +150,6 @@ def require_sum(operation: str, op: object) -> None:
         raise kind(f"{operation}: op={op!r}, expected Average or Sum")
 
 
-def no_rows(operation: str) -> ValueError:
-    """The error of an operation along the first dimension that got a scalar."""
-    return UnsupportedError(f"{operation}: a scalar has no first dimension; use tensor.reshape(1)")
-
-
 def factors(operation: str, code: int, prescale: Any, postscale: Any) -> tuple[float, float]:
     """The scale factors as the engine takes them. Called unless both are floats and the dtype is
     not bool.
@@ -218,15 +213,3 @@ def refuse_in_place(operation: str, tensor: torch.Tensor) -> None:
 def differentiable(tensor: torch.Tensor) -> bool:
     """Whether autograd records the operation. (A non-tensor is refused later.)"""
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
-
-
-def _outside_hvdlite() -> int:
-    """The stacklevel for warnings.warn of the first caller outside hvdlite."""
-    package = __package__.partition(".")[0]
-    frame, level = sys._getframe(1), 1
-    while (
-        frame.f_back is not None
-        and str(frame.f_globals.get("__package__")).partition(".")[0] == package
-    ):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -12,6 +12,7 @@ from hvdlite.collectives.handles import Handle, synchronize
 from hvdlite.collectives.posting import checked, require_sum
 from hvdlite.ops import Average, ReduceOp
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
+from hvdlite.world.teams.team import Team
 
 
 def sparse_allreduce_async(
@@ -56,16 +57,21 @@ def sparse_allreduce_async(
         what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"{form}: got {what}, expected a torch.sparse_coo tensor")
     require_sum(form, op)
+    team = team_of(form, process_set)
+    return functools.partial(synchronize, start(form, name, team, op, tensor))
+
+
+def start(form: str, name: str | None, team: Team, op: ReduceOp, tensor: torch.Tensor) -> Handle:
+    """`sparse_allreduce_async` of any team, called by `form`."""
     tensor = tensor.detach()
     values, indices = tensor._values(), tensor._indices()
     code = checked(form, values, op)
     checked(form, indices)
     # One row for each element.
     rows = indices.t().contiguous()
-    team = team_of(form, process_set)
     # Two allgathers, but those of ranks with other shapes or ops must not match.
     layout = (code, int(op), tensor.shape, tensor.sparse_dim())
-    call = Allgather(form, name, process_set)
+    call = Allgather(form, name, global_process_set)
     gathered = call.post_group(team, (rows, values), layout, True)
     shape, divisor = tensor.shape, team.size if op is Average else 1
 
@@ -73,7 +79,7 @@ def sparse_allreduce_async(
         rows, values = synchronize(gathered)
         return _combined(rows, values, shape, divisor)
 
-    return functools.partial(synchronize, Handle(gathered.operation, finish=finish))
+    return Handle(gathered.operation, finish=finish)
 
 
 def _combined(

@@ -70,13 +70,11 @@ def reducible(form: str, tensor: Tensor) -> Tensor:
     """
     if tensor.dtype in DTYPES and _is_plain(tensor):
         return tensor
-    _check_dense(form, tensor)
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.detach().resolve_conj())
-    if tensor.dtype not in DTYPES:
+    plain = _plain(form, tensor)
+    if plain.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ValueError(f"{form}: {tensor.dtype} can't be reduced; expected one of {known}")
-    return tensor.detach().resolve_neg().contiguous()
+        raise ValueError(f"{form}: {plain.dtype} can't be reduced; expected one of {known}")
+    return plain
 
 
 def movable(form: str, tensor: Tensor) -> Tensor:
@@ -88,20 +86,15 @@ def movable(form: str, tensor: Tensor) -> Tensor:
     """
     if tensor.dtype in DTYPES and _is_plain(tensor):
         return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
-    _check_dense(form, tensor)
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    flat = tensor.resolve_neg().contiguous().view(-1)
+    flat = _plain(form, tensor).view(-1)
     return flat if flat.dtype in DTYPES else flat_bytes(flat)
 
 
 def landing(form: str, tensor: Tensor) -> Tensor:
     """As `movable`, for a result: memory that is not the tensor's holds no values."""
-    if not _is_plain(tensor):
-        _check_dense(form, tensor)
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    dense = tensor.layout is _STRIDED  # else `movable` refuses it
+    if dense and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return movable(form, tensor)
 
 
@@ -110,9 +103,14 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is _STRIDED and tensor.is_contiguous() and not tensor.is_neg()
 
 
-def _check_dense(form: str, tensor: Tensor) -> None:
+def _plain(form: str, tensor: Tensor) -> Tensor:
+    """A plain one of the same real numbers."""
     if tensor.layout is not _STRIDED:
         raise ValueError(f"{form}: a {tensor.layout} tensor; expected a dense one")
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().contiguous()
 
 
 def filling(tensors: Sequence[Tensor], result: Any) -> Callable[[Any], None] | None:
@@ -200,6 +198,11 @@ def single(form: str, things: Any) -> Any:
     if len(things) != 1:
         raise ValueError(f"{form}: expected a list of one, got {len(things)}")
     return things[0]
+
+
+def listed(form: str, things: Any) -> Any:
+    """The only list of tensors, which may be given as it is."""
+    return things if things and isinstance(things[0], Tensor) else single(form, things or [])
 
 
 def counts(form: str, which: str, splits: Sequence[int], tensor: Tensor, size: int) -> list[int]:

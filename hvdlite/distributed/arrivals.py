@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from hvdlite.collectives.differing_ranks import ranks_in_words
 from hvdlite.errors import LaunchError
 
-_MOST_NAMED = 16
 # More than there are members.
 _GIVEN_UP = 1 << 40
 
@@ -64,10 +64,8 @@ def _is_there(store: Any, key: str, deadline: float) -> bool:
 
 
 def _text(store: Any, ranks: Sequence[int], name: str, timeout_s: float) -> str:
-    missing = [member for member in range(len(ranks)) if not store.check([f"come/{member}"])]
-    named = ", ".join(str(ranks[member]) for member in missing[:_MOST_NAMED])
-    more = f" and {len(missing) - _MOST_NAMED} more" * (len(missing) > _MOST_NAMED)
+    missing = [rank for at, rank in enumerate(ranks) if not store.check([f"come/{at}"])]
     return (
-        f"process group {name}: rank{'s' * (len(missing) > 1)} {named}{more} did not come to make "
-        f"it within {timeout_s:g} s; every rank calls new_group for all groups, in the same order"
+        f"process group {name}: {ranks_in_words(missing)} did not come to make it within "
+        f"{timeout_s:g} s; every rank calls new_group for all groups, in the same order"
     )

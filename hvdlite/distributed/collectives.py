@@ -71,9 +71,7 @@ class Collectives(PointToPoint):
         timeout_s = arguments.seconds(opts.timeout, self.timeout_s)
         last_line.look()
         if opts.asyncOp or waits.observed():
-            span = None
-            if spans.needed():
-                span = spans.begin(f"{self.label}:{form}", outputs if inputs is None else inputs)
+            span = spans.begin(self.label, form, outputs if inputs is None else inputs)
             operation = self.team.post(posting, opts.asyncOp)
             work = OperationWork(self, operation, list(outputs), finish, timeout_s, span)
             if not opts.asyncOp:
@@ -96,16 +94,11 @@ class Collectives(PointToPoint):
             raise CollectiveError(failure)
         return failure
 
-    def _several(
-        self, form: str, tensors: Sequence[Tensor], opts: Any, start: Callable[[], list[Any]]
-    ) -> SeveralWork:
-        """Operations that one call starts. tensors: all of them, for the profiler."""
-        if not spans.enabled():
-            return SeveralWork(start())
-        span = spans.begin(f"{self.label}:{form}", tensors)
-        with spans.one_for_all():
-            work = SeveralWork(start(), span)
-        if not opts.asyncOp:
+    def _several(self, form: str, tensors: list[Tensor], method: Any, calls: Any, opts: Any) -> Any:
+        """Calls the method for each tuple of arguments. tensors: all of them, for the profiler."""
+        with spans.one_for_all(self.label, form, tensors) as span:
+            work = SeveralWork([method(*given, opts) for given in calls], span)
+        if span is not None and not opts.asyncOp:
             work.wait()
         return work
 
@@ -115,8 +108,7 @@ class Collectives(PointToPoint):
         """One operation for each output and its input."""
         pairs = list(zip(outputs, inputs, strict=True))
         if one_device(form, inputs):
-            start = getattr(self, method)
-            return self._several(form, inputs, opts, lambda: [start(*pair, opts) for pair in pairs])
+            return self._several(form, inputs, getattr(self, method), pairs, opts)
         # In one launch. No method of NCCL's backend in Python takes them all.
         nccl = self.cuda()
         nccl._start_coalescing()
@@ -151,10 +143,7 @@ class Collectives(PointToPoint):
         opts = _options(c10d.AllreduceCoalescedOptions, opts)
         if not one_device("allreduce", tensors):
             return self.cuda().allreduce_coalesced(tensors, opts)
-        one = c10d.AllreduceOptions()  # the given ones may be of a subclass
-        one.reduceOp, one.timeout, one.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-        start = self.allreduce
-        return self._several("all_reduce", tensors, opts, lambda: [start(t, one) for t in tensors])
+        return self._several("all_reduce", tensors, self.allreduce, zip(tensors), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, **root: int) -> Any:
         opts = _options(c10d.BroadcastOptions, root.get("root", opts), timeout, "rootRank")
@@ -181,11 +170,9 @@ class Collectives(PointToPoint):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = _options(c10d.AllgatherOptions, opts)
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        tensor, parts = single("allgather", inputs), single("allgather", outputs)
+        tensor, parts = single("allgather", inputs), arguments.listed("allgather", outputs)
         if not one_device("allgather", [tensor, *parts]):
-            return self.cuda().allgather(outputs, inputs, opts)
+            return self.cuda().allgather([parts], [tensor], opts)
         arguments.check_parts("allgather", parts, self.team.size, tensor.dtype)
         flat = movable("allgather", tensor)
         flats = tuple(landing("allgather", part) for part in parts)
@@ -224,20 +211,15 @@ class Collectives(PointToPoint):
                 f"allgather_coalesced: output lists should be equal to world size "
                 f"{self.team.size}, got {len(output_lists)}"
             )
-        pairs = [([outputs[i] for outputs in output_lists], t) for i, t in enumerate(inputs)]
-        start = self.allgather
-        return self._several(
-            "all_gather", inputs, opts, lambda: [start([parts], [t], opts) for parts, t in pairs]
-        )
+        pairs = list(zip(zip(*output_lists, strict=True), inputs, strict=True))
+        return self._several("all_gather", inputs, self.allgather, pairs, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs] if outputs else [], [inputs]
         tensor = single("gather", inputs)
-        if not tensor.is_cpu:
-            return self.cuda().gather(outputs, inputs, opts)
         parts = self._parts_of_root("gather", opts, outputs, tensor.dtype)
+        if not tensor.is_cpu:
+            return self.cuda().gather([parts] if parts else [], [tensor], opts)
         flat = movable("gather", tensor)
         flats = tuple(landing("gather", part) for part in parts)
         arguments.check_sizes("gather", flats, flat)
@@ -246,12 +228,10 @@ class Collectives(PointToPoint):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs] if inputs else []
         output = single("scatter", outputs)
-        if not output.is_cpu:
-            return self.cuda().scatter(outputs, inputs, opts)
         parts = self._parts_of_root("scatter", opts, inputs, output.dtype)
+        if not output.is_cpu:
+            return self.cuda().scatter([output], [parts] if parts else [], opts)
         flat = landing("scatter", output)
         flats = tuple(movable("scatter", part) for part in parts)
         arguments.check_sizes("scatter", flats, flat)
@@ -262,12 +242,10 @@ class Collectives(PointToPoint):
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
         form = "reduce_scatter"
-        output, parts = single(form, outputs), single(form, inputs)
+        output, parts = single(form, outputs), arguments.listed(form, inputs)
         if not one_device(form, [output, *parts]):
-            return self.cuda().reduce_scatter(outputs, inputs, opts)
+            return self.cuda().reduce_scatter([output], [parts], opts)
         arguments.check_parts(form, parts, self.team.size, output.dtype)
         how = reduce_op(form, opts.reduceOp, output.dtype)
         flats = tuple(reducible(form, part).view(-1) for part in parts)
@@ -293,7 +271,8 @@ class Collectives(PointToPoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
         opts = _options(c10d.ReduceScatterOptions, opts)
-        return self._pairs("_reduce_scatter_base", "_reduce_scatter_base", outputs, inputs, opts)
+        form = "_reduce_scatter_base"
+        return self._pairs(form, form, outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -351,10 +330,10 @@ class Collectives(PointToPoint):
     ) -> Sequence[Tensor]:
         """The tensors that the root alone passes, one for each rank."""
         if self._root(form, opts) == self.team.rank:
-            parts: Sequence[Tensor] = single(form, given)
+            parts: Sequence[Tensor] = arguments.listed(form, given)
             arguments.check_parts(form, parts, self.team.size, dtype)
             return parts
-        if given and given[0]:
+        if given and arguments.listed(form, given):
             raise ValueError(f"{form}: only the root passes a list of tensors, one for each rank")
         return []
 

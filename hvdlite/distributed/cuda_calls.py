@@ -2,21 +2,22 @@
 
 NCCL runs these, not the engine, whose stall check does not see them. NCCL's backend counts the
 collectives of a group that this rank has called, which all of its ranks call in one order. A thread
-looks at this rank's count, and writes it into the group's Store if it stands still; the group's
-first rank then compares the counts. If none has changed for as long as the stall check waits, it
-reports the ranks that are behind, in the words of the engine's stall check, so that hvdrun shows
-where the ranks are. In a job that goes on, nothing is written and nothing read.
+of the group looks at this rank's count, and writes it into the group's Store if it stands still;
+the group's first rank then compares the counts. If none has changed for as long as the stall check
+waits, it reports the ranks that are behind, in the words of the engine's stall check, so that
+hvdrun shows where the ranks are. In a job that goes on, nothing is written and nothing read.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -49,6 +50,21 @@ class Calls:
         self._counts: list[int] = []
         self._since = 0.0
         self._reported = -1
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvdlite CUDA calls", daemon=True)
+
+    def start(self) -> None:
+        _running.add(self)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._patience_s / LOOKS):
+            try:
+                text = self.look(time.monotonic())
+            except Exception:  # the Store has ended with its server
+                return
+            if text is not None:
+                launcher_link.report_stall(text)
 
     def look(self, now: float) -> str | None:
         """Writes this rank's count if it stands still, and compares. Returns a new report."""
@@ -97,6 +113,25 @@ class Calls:
         )
 
 
+# Those with a thread in this process.
+_running: set[Calls] = set()
+
+
+def stop(some: Set[Calls]) -> None:
+    """Ends their threads, all within one time."""
+    ended = _running & some
+    _running.difference_update(ended)
+    for calls in ended:
+        calls._ending.set()
+    until = time.monotonic() + STOP_S
+    for calls in ended:
+        calls._thread.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(stop, _running)  # before the interpreter ends threads that are in C++
+os.register_at_fork(after_in_child=_running.clear)  # a lock of theirs may be held for ever
+
+
 def _kind_of(group: str, number: int) -> str:
     """From NCCL's flight recorder, where it still has the operation. Only for a report, as it asks
     CUDA for the state of what has not ended."""
@@ -112,44 +147,9 @@ def _kind_of(group: str, number: int) -> str:
 
 def _rows(ranks: Sequence[int]) -> str:
     """Ascending ones: '0, 2-4'."""
-    rows: list[list[int]] = []
-    for rank in ranks:
-        if rows and rows[-1][1] == rank - 1:
-            rows[-1][1] = rank
-        else:
-            rows.append([rank, rank])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in rows)
-
-
-class _Looking(threading.Thread):
-    """Looks at all groups: from the first one until the last is closed."""
-
-    def __init__(self, every_s: float) -> None:
-        super().__init__(name="hvdlite CUDA calls", daemon=True)
-        self._every_s = every_s
-        self._ending = threading.Event()
-        atexit.register(self.stop)  # before the interpreter ends threads that are in C++
-
-    def stop(self) -> None:
-        atexit.unregister(self.stop)
-        self._ending.set()
-        self.join(STOP_S)
-
-    def run(self) -> None:
-        while not self._ending.wait(self._every_s):
-            for calls in list(_calls):
-                try:
-                    text = calls.look(time.monotonic())
-                except Exception:  # the Store has ended with its server
-                    _calls.discard(calls)
-                    continue
-                if text is not None:
-                    launcher_link.report_stall(text)
-
-
-_calls: set[Calls] = set()
-_looking: _Looking | None = None
-_lock = threading.Lock()
+    numbered = itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])
+    rows = [[rank for _, rank in row] for _, row in numbered]
+    return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows)
 
 
 def begin(team: Team, nccl: Any, store: Any, name: str) -> Calls | None:
@@ -166,31 +166,5 @@ def begin(team: Team, nccl: Any, store: Any, name: str) -> Calls | None:
     host_of = {rank: name for ranks, name in places for rank in ranks}
     hosts = [host_of[rank] for rank in team.ranks]
     calls = Calls(team, nccl, store, name, hosts, patience_s)
-    global _looking
-    with _lock:
-        _calls.add(calls)
-        if _looking is None:
-            _looking = _Looking(patience_s / LOOKS)
-            _looking.start()
+    calls.start()
     return calls
-
-
-def end(calls: Calls) -> None:
-    """The group is being closed."""
-    global _looking
-    with _lock:
-        _calls.discard(calls)
-        if _calls:
-            return
-        ended, _looking = _looking, None
-    if ended is not None:
-        ended.stop()
-
-
-def _after_fork_in_child() -> None:
-    global _looking, _lock
-    _calls.clear()
-    _looking, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -82,13 +82,10 @@ class _Context(threading.local):
 _context = _Context()
 
 
-def path() -> str | None:
-    """The callback that runs in this thread; None: none does."""
-    return _context.path
-
-
-def next_name(group: str) -> str:
-    """The name of the next collective of the callback that runs in this thread."""
+def next_name(group: str) -> str | None:
+    """The name of the next collective of the callback that runs in this thread; None: none does."""
+    if _context.path is None:
+        return None
     number = _context.numbers[group]
     _context.numbers[group] += 1
     return f"{_context.path}.{number}"
@@ -286,7 +283,8 @@ def future_of(work: Ending) -> Any:
     ended: Any = torch.futures.Future.then(future, _check)
     _kept.append(ended)
     typed = _compiled().typed(ended, work.result())
-    if _in_backward_pass():
+    # In a backward pass, and in none of its last callbacks.
+    if _current_graph_task_id() >= 0 and _context.path is None:
         Variable._execution_engine.queue_callback(future.complete)
         _completer.add_late(future)
     else:
@@ -301,17 +299,10 @@ def finish_alone(work: Ending) -> OperationFuture:
     return future
 
 
-def _in_backward_pass() -> bool:
-    """Whether this thread runs one, and none of its last callbacks."""
-    return _current_graph_task_id() >= 0 and path() is None
-
-
 def completed(tensors: list[Tensor]) -> Any:
     """A future of a list of tensors, for Python and C++, that has ended."""
-    return torch._C.fork(lambda: tensors) if tensors else _no_tensors()
-
-
-def _no_tensors() -> Any:
+    if tensors:
+        return torch._C.fork(lambda: tensors)
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result([])
     return future

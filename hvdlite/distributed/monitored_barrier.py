@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hvdlite.distributed import postings
 from hvdlite.distributed.errors import CollectiveError, OperationTimeoutError
+from hvdlite.sites import site
 from hvdlite.world.teams.team import Team
 
 # The highest tag, so that it is not the user's.
@@ -44,13 +44,13 @@ def run(team: Team, number: int, timeout_s: float, wait_all_ranks: bool) -> None
         )
     missing: list[int] = []
     for member in range(1, team.size):
-        if not _arrived(team, member, number, deadline):
+        if not _hears(team, torch.zeros(1, dtype=torch.int64), member, number, deadline):
             missing.append(member)
             if not wait_all_ranks:
                 break
     answer = torch.tensor([number, missing[0] if missing else 0])
     sent = [
-        postings.send(team, answer, member, TAG)
+        team.engine.send(answer, member, TAG, site(3))
         for member in range(1, team.size)
         if member not in missing
     ]
@@ -67,39 +67,32 @@ def run(team: Team, number: int, timeout_s: float, wait_all_ranks: bool) -> None
         )
 
 
-def _arrived(team: Team, member: int, number: int, deadline: float) -> bool:
-    """Whether a member's message of this barrier comes in time."""
-    found = torch.zeros(1, dtype=torch.int64)
-    while int(found) < number:
-        if not _receive(team, found, member, deadline):
-            return False
-    return True
-
-
 def _report(team: Team, number: int, deadline: float, limit: str) -> None:
     """Tells rank 0, and waits for its answer."""
     own, first = team.ranks[team.rank], team.ranks[0]
-    problem = ""
-    sent = postings.send(team, torch.tensor([number]), 0, TAG)
+    sent = team.engine.send(torch.tensor([number]), 0, TAG, site(4))
     answer = torch.zeros(2, dtype=torch.int64)
     if not _ended(sent, deadline):
         problem = f"rank {first} did not receive from it in {limit}"
-    while not problem and int(answer[0]) < number:
-        if not _receive(team, answer, 0, deadline):
-            problem = f"rank {first} did not pass monitoredBarrier in {limit}: Timed out"
-    if not problem and int(answer[1]):
+    elif not _hears(team, answer, 0, number, deadline):
+        problem = f"rank {first} did not pass monitoredBarrier in {limit}: Timed out"
+    elif int(answer[1]):
         missing = team.ranks[int(answer[1])]
         problem = f"rank {missing} failed to pass monitoredBarrier in {limit}"
-    if problem:
-        raise OperationTimeoutError(
-            f"[Rank {own}]: Rank {own} successfully reached monitoredBarrier, but received errors "
-            f"while waiting for send/recv from rank {first}: {problem}"
-        )
+    else:
+        return
+    raise OperationTimeoutError(
+        f"[Rank {own}]: Rank {own} successfully reached monitoredBarrier, but received errors "
+        f"while waiting for send/recv from rank {first}: {problem}"
+    )
 
 
-def _receive(team: Team, tensor: torch.Tensor, source: int, deadline: float) -> bool:
-    """False: nothing came in time, and nothing will be received."""
-    return _ended(postings.recv(team, tensor, source, TAG), deadline)
+def _hears(team: Team, message: torch.Tensor, source: int, number: int, deadline: float) -> bool:
+    """Whether its message of this barrier, or of a later one, comes in time."""
+    while int(message[0]) < number:
+        if not _ended(team.engine.recv(message, source, TAG, site(4)), deadline):
+            return False
+    return True
 
 
 def _ended(operation: Any, deadline: float) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvdlite.distributed import postings, spans
+from hvdlite.distributed import spans
 from hvdlite.distributed.arguments import filling, movable, single
 from hvdlite.distributed.errors import OperationTimeoutError
 from hvdlite.distributed.work import OperationWork
+from hvdlite.sites import site
 from hvdlite.world.teams.team import Team
 
 Tensor = torch.Tensor
@@ -74,9 +75,9 @@ class PointToPoint:
         if not tensor.is_cpu:
             return self.cuda().send(tensors, to, tag)
         flat = movable("send", tensor)
-        span = self._span("send", tensor)
+        span = spans.begin(self.label, "send", [tensor])
         wake = sys._getframe(1).f_code is not _SEND
-        operation = postings.send(self.team, flat, to, tag, wake)
+        operation = self.team.engine.send(flat, to, tag, site(2), wake)
         return MessageWork(self, operation, [tensor], None, self.timeout_s, span)
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> Any:
@@ -93,11 +94,8 @@ class PointToPoint:
 
     def _receive(self, tensor: Tensor, source: int, tag: int, form: str) -> ReceiveWork:
         flat = movable("recv", tensor)
-        span = self._span(form, tensor)
+        span = spans.begin(self.label, form, [tensor])
         wake = sys._getframe(2).f_code is not _RECV
-        operation = postings.recv(self.team, flat, source, tag, wake)
+        operation = self.team.engine.recv(flat, source, tag, site(3), wake)
         finish = filling([tensor], flat)
         return ReceiveWork(self, operation, [tensor], finish, self.timeout_s, span)
-
-    def _span(self, form: str, tensor: Tensor) -> Callable[[], None] | None:
-        return spans.begin(f"{self.label}:{form}", [tensor]) if spans.enabled() else None

@@ -72,9 +72,7 @@ class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
 
     def next_name(self) -> str:
         """What the group's next collective is posted as."""
-        if futures.path() is not None:
-            return futures.next_name(self._called)
-        return f"{self._called}.{next(self._numbers)}"
+        return futures.next_name(self._called) or f"{self._called}.{next(self._numbers)}"
 
     def overdue(self, error: TimeoutError) -> OperationTimeoutError:
         """Ends the group after an operation took longer than the group's timeout: on all members
@@ -229,7 +227,7 @@ class HvdliteProcessGroup(Collectives, _Base):  # type: ignore[misc]
             return
         self._closed = True
         if self._calls is not None:
-            cuda_calls.end(self._calls)
+            cuda_calls.stop({self._calls})
         close_group(self.team)
         _open.discard(self)
         if not _open:

@@ -14,8 +14,6 @@ from torch._C._autograd import (
     _record_function_with_args_exit,
 )
 
-enabled: Callable[[], bool] = _profiler_enabled
-
 
 class _Thread(threading.local):
     in_one = False
@@ -24,22 +22,22 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def needed() -> bool:
-    """Whether an operation has a span of its own."""
-    return enabled() and not _thread.in_one
+def begin(label: str, form: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+    """Begins a span if the profiler runs; the result ends it, in any thread."""
+    if not _profiler_enabled() or _thread.in_one:
+        return None
+    handle = _record_function_with_args_enter(f"{label}:{form}", *tensors)
+    return functools.partial(_record_function_with_args_exit, handle)
 
 
 @contextlib.contextmanager
-def one_for_all() -> Iterator[None]:
-    """Operations inside have no spans: one call starts them, and has one."""
-    _thread.in_one = True
+def one_for_all(
+    label: str, form: str, tensors: Sequence[torch.Tensor]
+) -> Iterator[Callable[[], None] | None]:
+    """`begin` of a call that starts several operations: inside, these have none of their own."""
+    span = begin(label, form, tensors)
+    _thread.in_one = span is not None
     try:
-        yield
+        yield span
     finally:
         _thread.in_one = False
-
-
-def begin(name: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Begins a span; the result ends it, in any thread."""
-    handle = _record_function_with_args_enter(name, *tensors)
-    return functools.partial(_record_function_with_args_exit, handle)

@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core
-from hvdlite.collectives.handles import Several
-from hvdlite.distributed.arguments import movable, seconds
+from hvdlite.collectives import sparse
+from hvdlite.collectives.posting import Unnamed
+from hvdlite.distributed.arguments import seconds
 from hvdlite.distributed.work import OperationWork
-from hvdlite.ops import DTYPES
-from hvdlite.result_tensors import gathered_result
-from hvdlite.sites import site
+from hvdlite.ops import Sum
 
 Tensor = torch.Tensor
 
@@ -21,38 +19,27 @@ def allreduce(group: Any, tensor: Tensor, opts: Any) -> Any:
     """The sum, in place. Ranks may have different indices.
 
     Raises:
-        ValueError: Another op than SUM.
+        ValueError: Another op than SUM; a dtype that can't be added; a view of a complex tensor.
     """
     if opts.reduceOp != torch.distributed.ReduceOp.SUM:
         raise ValueError("allreduce: a sparse tensor can only be summed (ReduceOp.SUM)")
-    own = tensor.detach().coalesce()
-    flats = [movable("allreduce", part) for part in (own.indices().t(), own.values())]
-    postings = [
-        _core.posting(
-            *(_core.ALLGATHER, group.next_name(), True, DTYPES[flat.dtype], flat), site=site(3)
-        )
-        for flat in flats
-    ]
-    operations = [group.team.post(posting, True) for posting in postings]
+    # torch.distributed passes a complex tensor as a real one, whose new indices it would not get.
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    base = real._base if real._base is not None and real._base.is_complex() else None
+    if base is not None and base._indices().data_ptr() != real._indices().data_ptr():
+        raise ValueError("allreduce: a view of a sparse complex tensor; pass its clone()")
+    own = real.detach().coalesce()
+    started = sparse.start("allreduce", Unnamed(group.next_name()), group.team, Sum, own)
 
     def finish(_: Any) -> None:
-        parts = [
-            torch.split(gathered_result(operation, flat.dtype), operation.rows())
-            for operation, flat in zip(operations, flats, strict=True)
-        ]
-        total = torch.zeros_like(own)
-        for rows, values in zip(*parts, strict=True):
-            total = total + torch.sparse_coo_tensor(
-                rows.view(-1, own.sparse_dim()).t(),
-                values.view(own.dtype).view(-1, *own.values().shape[1:]),
-                own.shape,
-                check_invariants=False,
-            )
+        total = started.result().coalesce()
         with torch.no_grad():
-            tensor.copy_(total.coalesce())
+            real.copy_(total)
+            if base is not None:
+                base.copy_(torch.view_as_complex(total))
 
     timeout_s = seconds(opts.timeout, group.timeout_s)
-    work = OperationWork(group, Several(operations), [tensor], finish, timeout_s)
+    work = OperationWork(group, started.operation, [tensor], finish, timeout_s)
     if not opts.asyncOp:
         work.wait()
     else:

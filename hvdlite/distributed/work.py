@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -18,14 +18,6 @@ from hvdlite.world.telling import last_line
 Tensor = torch.Tensor
 
 _NO_TIMEOUT = timedelta(0)
-
-
-class GroupOfWork(Protocol):
-    """What works need of their group."""
-
-    timeout_s: float
-
-    def overdue(self, error: TimeoutError) -> OperationTimeoutError: ...
 
 
 class _Work(Work):
@@ -72,7 +64,7 @@ class OperationWork(_Work):
 
     def __init__(
         self,
-        group: GroupOfWork,
+        group: Any,
         operation: Any,
         outputs: list[Tensor],
         finish: Callable[[Any], None] | None,

@@ -50,7 +50,6 @@ WITH_STACK_AND_BOX = b"stack and black box"
 # keeper → supervisor, before EXIT: the rank's last operations (see rank_box)
 BLACK_BOX = b"A"
 BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked for
-SHIM_GONE = b"W"  # keeper → supervisor: MPI ended the shim
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 RESULT = b"="  # a part of what a rank of `hvdlite.run` returns
@@ -83,7 +82,7 @@ LONGEST = 8 << 20  # of a payload; the kernel gives a program no more than 6 MiB
 # The words that begin an EXIT's payload, after 'asked ' or 'late '
 _ENDINGS = (b"code", b"signal", b"oom", b"shm", b"missing", b"lacks")
 # What keepers send whose payload may be anything
-_OF_KEEPERS = (RANK, MPI_BEGUN, MPI_DONE, MPI_JOB, LOOKED, BLACK_BOX, BLACK_BOX_NOW, SHIM_GONE)
+_OF_KEEPERS = (RANK, MPI_BEGUN, MPI_DONE, MPI_JOB, LOOKED, BLACK_BOX, BLACK_BOX_NOW)
 
 
 class BadFrame(Exception):

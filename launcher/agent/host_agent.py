@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import selectors
+import shlex
 import signal
+import sys
 import time
 from typing import NoReturn
 
-from hvdrun.agent import mpi_daemon, signals
+from hvdrun.agent import signals
 from hvdrun.agent.frames import (
     BYE,
     CHUNK,
@@ -40,7 +43,13 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, listen
 from hvdrun.agent.silence import HOST_TIMEOUT_S, Silence, clock
-from hvdrun.machine.environment import FILES, pack_host_variables
+from hvdrun.machine.environment import (
+    FILES,
+    PREFIX,
+    is_in_step,
+    pack_host_variables,
+    without_step_variables,
+)
 from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
 from hvdrun.machine.remote_words import command_of
@@ -49,6 +58,8 @@ from hvdrun.machine.remote_words import command_of
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
 LOOK_EVERY_S = 0.25
 OPEN_FILES = 4096  # for MPI's daemon and this process: some five of each rank
+
+SHELLS = {"sh": ("/bin/sh",), "csh": ("/bin/csh", "/usr/bin/csh", "/bin/tcsh", "/usr/bin/tcsh")}
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -240,7 +251,7 @@ class HostAgent:
             return False
 
     def _start_daemon(self) -> int:
-        pid, reader = mpi_daemon.start(self.command, self.shell)
+        pid, reader = start_daemon(self.command, self.shell)
 
         def read() -> None:
             data = os.read(reader, CHUNK)
@@ -332,3 +343,43 @@ class HostAgent:
         self.end_at, self.patience_s = at, patience_s
         if self.local_ranks:
             self.local_ranks.end(grace_s, first)
+
+
+def start_daemon(command: str, shell: str) -> tuple[int, int]:
+    """The daemon's pid, and a pipe with all that it prints. `shell`: for which the command is
+    written, sh or csh."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            given = dict(os.environ)
+            environment = without_step_variables(given) if is_in_step(given) else given
+            environment[PREFIX] = _prefix()
+            command = safe_prefix(command, _prefix())
+            # Not the login shell of this host, for which MPI has not written the command.
+            for path in SHELLS[shell]:
+                with contextlib.suppress(OSError):
+                    os.execve(path, [path, "-c", command], environment)
+            missing = "no csh or tcsh" if shell == "csh" else "no /bin/sh"
+            write_all(2, f"hvdrun: there is {missing} for MPI's daemon\n".encode())
+        finally:
+            os._exit(127)
+    os.close(writer)
+    return pid, reader
+
+
+def _prefix() -> str:
+    """The folder of this installation, which may contain MPI's daemons. The same on every host."""
+    return os.path.dirname(os.path.dirname(sys.executable))
+
+
+def safe_prefix(command: str, folder: str) -> str:
+    """MPI's command for the remote shell. MPIs do not quote their own path for a shell: where that
+    matters, a variable replaces it, which the shell does not split at blanks."""
+    if shlex.quote(folder) == folder:
+        return command
+    return f"IFS=; set -f; {command.replace(folder, '${' + PREFIX + '}')}"

@@ -24,7 +24,6 @@ from hvdrun.agent.frames import (
     NOTE,
     RANK,
     RELEASE,
-    SHIM_GONE,
     SIGNAL,
     SIGNALLED,
     VARIABLES,
@@ -43,7 +42,6 @@ from hvdrun.agent.rank_box import RankBox
 from hvdrun.agent.rank_notes import RankNotes
 from hvdrun.agent.rank_stack import RankStacks
 from hvdrun.agent.rank_variables import bind
-from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.spawn import spawn
 from hvdrun.machine.environment import (
     EXPORTED,
@@ -55,7 +53,7 @@ from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
 from hvdrun.machine.notes import PREEMPTIBLE, STACK
 from hvdrun.machine.results import PIPE as RESULT_PIPE
-from hvdrun.machine.shared_memory import what_is_full
+from hvdrun.machine.shared_memory import SharedFiles, what_is_full
 
 NOT_TOLD = (
     "hvdrun: rank {rank} was not started: hvdrun, or its agent on {host}, ended before the rank had"
@@ -301,7 +299,6 @@ class Keeper:
         The keeper kills the command; how that ends is only a consequence. If the job is being
         ended already, the command keeps its grace."""
         self.poll.unregister(self.shim)
-        self._tell(SHIM_GONE)
         self.released = True
         if not self.is_ending:
             self._end(time.monotonic(), signal.SIGTERM, 0)

@@ -38,8 +38,8 @@ from hvdrun.agent.frames import (
     send_some,
     unpack,
 )
-from hvdrun.agent.shared_files import SharedFiles
 from hvdrun.agent.signals import pack
+from hvdrun.machine.shared_memory import SharedFiles
 from hvdrun.machine.socket_users import is_trusted
 
 MOST_RANKS = 1 << 24  # of a job, where its size is not known
@@ -64,7 +64,7 @@ class LocalRanks:
     """The ranks of this host: reads their output, learns how they end, can end them.
 
     Both hvdrun and the host agents have one. It calls `deliver(kind, rank, payload)` with RANK,
-    OUT, ERR, RESULT, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SHIM_GONE, SIGNALLED, BLACK_BOX,
+    OUT, ERR, RESULT, MPI_BEGUN, MPI_DONE, NOTE, LOOKED, CLOSED, SIGNALLED, BLACK_BOX,
     BLACK_BOX_NOW, EXIT and KEEPER_GONE (with what it has sent, if that was no message and the
     connection was closed for it); a rank's output, result, notes and black box come before its
     EXIT.

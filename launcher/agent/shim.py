@@ -43,7 +43,12 @@ def main(arguments: list[str], role: str) -> NoReturn:
     secret, patience_s = environment.pop(LINK, ""), environment.pop(PATIENCE, "")
     environment.pop(NODES, None)  # a rank has no business on other hosts
     if not secret:
-        become(command, environment, bind(environment, rank, role))
+        cpus = bind(environment, rank, role)
+        try:
+            become(command, environment, cpus)
+        except OSError as error:
+            write_all(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
     try:
         sock = _supervisor(secret, float(patience_s or 0))
     except (Stranger, OSError) as problem:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from hvdrun.agent import signals
-from hvdrun.agent.frames import write_all
 from hvdrun.machine.environment import FILES
 from hvdrun.machine.limits import set_open_files
 
@@ -27,12 +26,9 @@ def spawn(
     if pid == 0:
         try:
             os.setpgid(0, 0)
-            _bind(cpus)
             for number, fd in files.items():
                 os.dup2(fd, number)
-            signals.set_default()
-            _give_back_files(environment)
-            os.execvpe(command[0], command, environment)
+            become(command, environment, cpus)
         except OSError as error:
             os.write(writer, b"%d" % (error.errno or errno.EIO))
         finally:
@@ -51,26 +47,15 @@ def spawn(
 def become(
     command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
 ) -> NoReturn:
-    _bind(cpus)
-    signals.set_default()
-    _give_back_files(environment)
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        write_all(2, f"{command[0]}: {error.strerror}\n".encode())
-    os._exit(127)
-
-
-def _bind(cpus: frozenset[int] | None) -> None:
-    """Binds this process for good. A cpuset that has changed meanwhile is no reason to fail."""
+    """Raises OSError if there is no such program."""
     if cpus is not None:
+        # For good. A cpuset that has changed meanwhile is no reason to fail.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cpus)
-
-
-def _give_back_files(environment: dict[str, str]) -> None:
-    """Sets the user's own limit of open files, which was raised for MPI. Just before exec, as this
-    process has files with numbers above that limit, and can open no more then."""
+    signals.set_default()
     if FILES in environment:
+        # The user's own limit of open files, which was raised for MPI. Last, as this process has
+        # files with numbers above that limit, and can open no more then.
         os.get_exec_path(environment)  # imports what execvpe needs
         set_open_files(int(environment.pop(FILES)))
+    os.execvpe(command[0], command, environment)

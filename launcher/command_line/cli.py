@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -43,7 +43,8 @@ from hvdrun.plan.hosts import Host, few, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.starter import Allocation
+from hvdrun.preflight import own_interfaces
 from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
@@ -51,6 +52,17 @@ from hvdrun.running.attempts import supervise
 from hvdrun.running.node_signals import NodeSignals
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
+
+Check = Callable[[Request, LocalFacts], str | None]
+# Of what the user asks for, in this order: before any host is asked, and again once the number of
+# ranks is known. Each raises a LaunchError, or returns a line to show at the start, if any.
+CHECKS: tuple[Check, ...] = (
+    stdin_programs.check,
+    fault_note.check,
+    counted_knobs.check,
+    own_interfaces.check,
+    server_count.check,
+)
 
 # Runs as a job of one rank, so that it shows MPI at work.
 CHECK_BUILD = (sys.executable, "-m", "hvdlite.check_build")
@@ -111,9 +123,6 @@ def completion_script(command: click.Command, shell: str) -> str:
 )
 def cli(
     command: tuple[str, ...],
-    check: bool,
-    dry_run: bool,
-    disable_cache: bool,
     check_build: bool,
     completion: str | None,
     stacks: int | None,
@@ -144,9 +153,9 @@ def cli(
         return _ask("--metrics", metrics, json)
     if check_build:
         command = CHECK_BUILD
-        others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None}
+        others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None, "check": False}
         others |= dict.fromkeys(nodes.OPTIONS)
-    if not command and not check:
+    if not command and not others["check"]:
         raise UsageError("no COMMAND: say what to run, as in `hvdrun -np 2 python train.py`")
     if command and not command[0]:
         raise UsageError("COMMAND is an empty word: is a variable in the line not set?")
@@ -167,20 +176,19 @@ def cli(
         **values,
     )
     if check_build:
-        return _check_build(request, dry_run, disable_cache)
+        return _check_build(request)
     if others["rendezvous_secret_file"]:
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
-    job = partial(_check_or_launch, check, dry_run, disable_cache)
     place = nodes.place_of(request, others, os.environ)
     nested_launchers.check(request.command, os.environ, place is None)
     if place is None:
         os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
-        return job(request)
-    if dry_run:
-        return job(nodes.as_if_all_were_here(request, place))
-    return nodes.run(request, place, others["rendezvous_secret_file"], job)
+        return launch(request)
+    if request.dry_run:
+        return launch(nodes.as_if_all_were_here(request, place))
+    return nodes.run(request, place, others["rendezvous_secret_file"], launch)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, str]:
@@ -212,36 +220,22 @@ def _ask(option: str, pid: int, as_json: bool = False) -> int:
     return 0
 
 
-def _check_or_launch(
-    check: bool,
-    dry_run: bool,
-    disable_cache: bool,
-    request: Request,
-    on_line: Callable[[str], None] = lambda _: None,
-    node_signals: NodeSignals | None = None,
-) -> int:
-    if check:
-        return check_hosts(request)
-    return launch(request, dry_run, disable_cache, on_line, node_signals)
-
-
-def _check_build(request: Request, dry_run: bool, disable_cache: bool) -> int:
+def _check_build(request: Request) -> int:
     try:
-        return launch(request, dry_run, disable_cache)
+        return launch(request)
     except (NoMpi, MpiMismatch) as error:
         print(f"hvdrun: {error}\n", file=sys.stderr, flush=True)
         return subprocess.call(CHECK_BUILD)
 
 
-def check_hosts(request: Request) -> int:
+def _check_hosts(request: Request) -> int:
     """`--check`: asks every host again, and shows every finding."""
-    from hvdrun.preflight import own_interfaces, preflight
+    from hvdrun.preflight import preflight
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
-    counted_knobs.check(request, found.environ)
-    if not is_remote(request, found):
-        own_interfaces.check(request.network_interfaces)
+    counted_knobs.check(request, found)
+    own_interfaces.check(request, found)
     mpi = _mpi(request, found)
     seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
     click.echo(table(seen.findings, stream=1))
@@ -256,20 +250,23 @@ def _mpi(request: Request, found: LocalFacts) -> flavour.Flavour:
     return scheduler.start_with(mpi, found.starter, request.allocation, found.environ)
 
 
+def _findings(request: Request, found: LocalFacts) -> dict[Check, str | None]:
+    return {check: check(request, found) for check in CHECKS}
+
+
 def launch(
     request: Request,
-    dry_run: bool,
-    disable_cache: bool = False,
     on_line: Callable[[str], None] = lambda _: None,
     node_signals: NodeSignals | None = None,
 ) -> int:
     """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
     of other nodes, if each host runs an hvdrun."""
-    stdin_programs.check(request.command, request.num_proc or 1)
-    requeue = schedulers.find_requeue(os.environ) if request.requeue else None
+    if request.check:
+        return _check_hosts(request)
     files_before = lacking.raise_files(ranks=1)
     found = facts.gather(request)
-    counted_knobs.check(request, found.environ)
+    _findings(request, found)
+    requeue = schedulers.find_requeue(os.environ) if request.requeue else None
     request = with_hosts_in_use(request, found)
     mpi = _mpi(request, found)
     flavour.check_mpi4py(mpi, request.command, found.environ)
@@ -278,31 +275,25 @@ def launch(
         from hvdrun.preflight import preflight
 
         # Hosts that a platform starts may be others under the same names each time.
-        fresh = disable_cache or is_started_everywhere(request)
+        fresh = request.disable_cache or is_started_everywhere(request)
         # --dry-run contacts no host.
-        seen = preflight.run(request, mpi, found, fresh, only_remembered=dry_run)
+        seen = preflight.run(request, mpi, found, fresh, only_remembered=request.dry_run)
         seen.check()
         found = seen.within(found)
-    elif request.network_interfaces:
-        from hvdrun.preflight import own_interfaces
-
-        own_interfaces.check(request.network_interfaces)
     command = build(request, mpi, found)
-    stdin_programs.check(request.command, command.num_proc)
-    server_count.check(request, command.num_proc, found.environ)
-    faults = fault_note.check(request, command.num_proc, found.environ)
-    warning = counted_knobs.warning(request, command.num_proc, found.environ)
-    if dry_run:
+    request = replace(request, num_proc=command.num_proc)
+    findings = _findings(request, found)
+    if request.dry_run:
         click.echo(command.show(found))
         if seen and (unknown := seen.unknown(request)):
             click.echo(
                 f"# not asked: {few(unknown)}; `hvdrun --check` finds their slots and networks"
             )
-        if warning:
+        if warning := findings[counted_knobs.check]:
             click.echo(f"# {warning}")
         return 0
+    path = request.variable("PATH", found.environ) or ""
     if any(is_local(share.host, found) for share in command.shares):
-        path = request.variable("PATH", found.environ) or ""
         program.check(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
     if request.metrics_file:
@@ -310,37 +301,20 @@ def launch(
     screen = Screen(request, command.num_proc, found.environ)
     output = screen.output
     output.on_line = on_line
-    if faults:
-        output.say(f"hvdrun: {faults}")
-    if warning:
-        output.say(f"hvdrun: {warning}")
-    for note in (*command.notes, *(seen.notes(request.verbose) if seen else ())):
-        output.say(f"hvdrun: {note}")
+    said = [*findings.values(), *command.notes, *(seen.notes(request.verbose) if seen else ())]
     if request.verbose:
-        path = request.variable("PATH", found.environ) or ""
         which = program.which(request.command, path, os.environ.get("PATH", ""))
-        for line in filter(None, (str(mpi), which, *command.explanations)):
-            output.say(f"hvdrun: {line}")
-        output.say("\n".join(f"hvdrun: {line}" for line in command.show(found).splitlines()))
-    failed = True
+        shown = command.show(found).replace("\n", "\nhvdrun: ")
+        said += [str(mpi), which, *command.explanations, shown]
+    for line in filter(None, said):
+        output.say(f"hvdrun: {line}")
+    code = None
     try:
-        supervision = Supervision(
-            request.start_timeout_s,
-            request.verbose,
-            request.host_timeout_s,
-            request.grace_period_s,
-            is_started_everywhere(request),
-            requeue,
-            request.monitor,
-            request.metrics_file,
-            found.cwd,
-        )
-        code = supervise(command, found.cwd, screen, supervision, node_signals)
-        failed = code not in (0, CTRL_C)
+        code = supervise(command, screen, Supervision(request, found.cwd, requeue), node_signals)
+        return code
     finally:
-        if seen and failed:
+        if seen and code not in (0, CTRL_C):
             seen.cache.forget()  # the hosts may have changed
-    return code
 
 
 def _hosts_in_file(path: str) -> tuple[Host, ...]:

@@ -74,6 +74,7 @@ from hvdrun.job.supervision import ONE_ACT_S, Supervision
 from hvdrun.job.watcher import Watcher, limits
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
+from hvdrun.plan.job_hosts import is_started_everywhere
 from hvdrun.records import Record, parse
 from hvdrun.reports import figures, lacking, prometheus
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
@@ -106,7 +107,7 @@ class Course:
     def __init__(self, command: Command, begin: float, supervision: Supervision) -> None:
         self.command = command
         self.begin = begin
-        self.supervision = supervision
+        self.request, self.requeue = supervision.request, supervision.requeue
         self.ranks = Ranks(command)
         self.hosts = FarHosts()
         self.paused_s = 0.0  # for how long hvdrun did not run, in total
@@ -116,7 +117,7 @@ class Course:
         self.wordless_until = float("-inf")  # until then the ssh to that other one may say it
         self.keepers = 0  # number connected on this host
         hosts = [share.host.name for share in command.shares]
-        self.mpirun = Mpirun(command.starter, supervision.verbose, hosts)
+        self.mpirun = Mpirun(command.starter, self.request.verbose, hosts)
         self.ending = Ending()
         self.released = 0  # the number of ranks that had ended at the last Release
         self.passing_on = PassingOn()
@@ -338,7 +339,7 @@ class Course:
     # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> None:
-        if self.supervision.verbose or not self.ending.has_begun:
+        if self.request.verbose or not self.ending.has_begun:
             self._show_noise(now)
         while due := min(self._deadlines(), key=lambda each: each[0], default=None):
             at, act = due
@@ -369,7 +370,7 @@ class Course:
         if not self.mpirun.runs:
             yield self.mpirun.ended_at + REPORTS_S, lambda now: self._end(now, GRACE_S)
         elif not self.ranks.have_all_started:
-            yield self.begin + self.supervision.start_timeout_s + self.paused_s, self._not_started
+            yield self.begin + self.request.start_timeout_s + self.paused_s, self._not_started
         if self.hosts.quiet.say_at is not None:
             yield self.hosts.quiet.say_at, self._say_quiet
         yield from self.leaving.deadlines()
@@ -388,7 +389,7 @@ class Course:
             for host, ranks in self.ranks.by_host().items()
             if (lacking := len(missing.intersection(ranks)))
         ]
-        self._fail(now, not_started(found, self.supervision.start_timeout_s))
+        self._fail(now, not_started(found, self.request.start_timeout_s))
 
     def _say_quiet(self, now: float) -> None:
         for line in self.hosts.quiet.lines(now):
@@ -433,13 +434,13 @@ class Course:
         ):
             return
         first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        given_s = self.supervision.grace_s
+        given_s = self.request.grace_period_s
         if given_s is None:
             given_s = grace_s(number)
         if self.ending.kill_at is not None:  # the ranks have had the first signal
             first = signal.SIGTERM
             given_s = min(given_s, max(0.0, self.ending.kill_at - now))
-        running, of_nodes = len(self.ranks.awaited), self.supervision.of_nodes
+        running, of_nodes = len(self.ranks.awaited), is_started_everywhere(self.request)
         self._say(interrupted(number, before, running, given_s, of_nodes))
         self._end(now, given_s if before is None else 0, first)
 

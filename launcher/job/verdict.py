@@ -80,7 +80,7 @@ def _preempted(course: Course, found: Verdict) -> Verdict:
     if is_in_order and preemption.is_the_end_of(endings):
         code = found.exit_code or PREEMPTED
         found = found._replace(exit_code=code, lines=(*found.lines, left_preempted(code)))
-    if course.supervision.requeue is None:
+    if course.requeue is None:
         return found
     if is_in_order and (failed := preemption.failed(endings)) is None:
         return found._replace(requeues=True)

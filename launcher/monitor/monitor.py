@@ -76,7 +76,7 @@ class Monitor:
             lambda: not screen.writer.is_idle(),
             lambda: size_of(fd)[0],
         )
-        screen.live = through, self._pane
+        screen.live = through, self._pane.feed
         if keys.are_possible():
             self._keys = keys.Keys(selector, self._typed)
 

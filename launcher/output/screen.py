@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hvdrun.machine.own_files import open_file
 from hvdrun.output.box_files import write_boxes
@@ -15,9 +14,6 @@ from hvdrun.output.terminal import is_coloured, terminals
 from hvdrun.output.times import Stamped
 from hvdrun.output.writer import Writer, write_all
 from hvdrun.plan.request import Request
-
-if TYPE_CHECKING:
-    from hvdrun.output.pane import Pane
 
 
 class Screen:
@@ -30,7 +26,7 @@ class Screen:
         self._num_proc = num_proc
         self._files = RankFiles(self._folder, num_proc) if self._folder else None
         # With a live part: which of 1 and 2 are the terminal that has it, and what writes there.
-        self.live: tuple[frozenset[int], Pane] | None = None
+        self.live: tuple[frozenset[int], Callable[[bytes], None]] | None = None
         self._stamped = Stamped() if request.timestamps else None
         self.output = Output(
             num_proc,
@@ -44,7 +40,7 @@ class Screen:
 
     def _write(self, fd: int, data: bytes) -> None:
         if self.live is not None and fd in self.live[0]:
-            self.live[1].feed(data)
+            self.live[1](data)
         else:
             self.write_at_once(fd, data)
 

@@ -37,8 +37,8 @@ from hvdrun.plan.mpirun_options import (
     with_its_variables,
 )
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Starter
 from hvdrun.plan.ssh import about_host, connection_variables, has_blanks
+from hvdrun.plan.starter import Starter
 
 WITHOUT_FABRIC = (
     "Open MPI runs without libfabric (^ofi), as this host has no InfiniBand, Omni-Path or"

@@ -13,14 +13,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from hvdrun.errors import MpiMismatch, NoMpi
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.programs import output_of
-
-if TYPE_CHECKING:
-    from hvdrun.plan.schedulers.scheduler import Starter
+from hvdrun.plan.starter import Starter
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}

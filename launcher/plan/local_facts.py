@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hvdrun.plan.flavour import MPICH
 from hvdrun.plan.host_facts import HostFacts, SharedMemory
 from hvdrun.plan.hosts import Host
-from hvdrun.plan.schedulers.scheduler import Starter
+from hvdrun.plan.starter import Starter
 
 # With their numbers, Open MPI's and MPICH's names for the hosts of a job, in which they can find no
 # other host's. MPICH asks name servers for all but addresses, and no host has one that begins so.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.plan.hosts import Host
-from hvdrun.plan.schedulers.scheduler import Allocation
+from hvdrun.plan.starter import Allocation
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Request:
     timestamps: bool = False  # in front of each line
     monitor: bool = False  # shows the job while it runs
     verbose: bool = False
+    check: bool = False  # asks the hosts, and starts nothing
+    dry_run: bool = False  # shows the command, and runs nothing
+    disable_cache: bool = False  # asks hosts whose answers are remembered, too
     notes: tuple[str, ...] = ()  # about options that have no effect
 
     def variable(self, name: str, environ: Mapping[str, str]) -> str | None:

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 
 from hvdrun.errors import UsageError
 from hvdrun.knobs import MOST_DIGITS
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 
 _VARIABLE = "HVDLITE_SERVERS"
 
 
-def check(request: Request, num_proc: int, environ: Mapping[str, str]) -> None:
-    """Raises UsageError if no process is left to be a worker.
-
-    environ: hvdrun's own. A variable that is no number is an error of `hvdlite.init`.
-    """
-    number = servers_of(request, environ)
-    if number and num_proc <= number:
+def check(request: Request, facts: LocalFacts) -> None:
+    """Raises UsageError if no process is left to be a worker. A variable that is no number is an
+    error of `hvdlite.init`."""
+    number, num_proc = servers_of(request, facts.environ), request.num_proc
+    if num_proc and number >= num_proc:
         what = "--servers" if _VARIABLE in request.settings else f"{_VARIABLE}="
         raise UsageError(
             f"{what} {number}: the job has {num_proc} processes, servers included, so no worker is"

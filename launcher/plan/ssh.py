@@ -11,7 +11,7 @@ from hvdrun.machine.environment import AGENT, HOSTS, PYTHON, REACH, SSH
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Starter
+from hvdrun.plan.starter import Starter
 
 # How long ssh may take to connect; during a job, at least as long as a host may be silent.
 CONNECT_S = 10

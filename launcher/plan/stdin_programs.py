@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 
 from hvdrun.errors import UsageError
+from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.python_command import MODULE, STDIN, what_runs
+from hvdrun.plan.request import Request
 
 _DEBUGGERS = r"(pdb|ipdb|pudb)3?"
 _SHELLS = r"ipython3?|IPython|bpython|ptpython|code"
@@ -16,9 +18,10 @@ _OTHER_USES = ("-c", "-m", "-h", "-V", "--help", "--version")
 _GOES_ON = ("c", "cont", "continue")
 
 
-def check(command: Sequence[str], num_proc: int) -> None:
+def check(request: Request, _: LocalFacts) -> None:
     """Raises UsageError if the program can't run on several ranks."""
-    if num_proc == 1 or not command:
+    command, num_proc = request.command, request.num_proc
+    if num_proc in (None, 1) or not command:
         return
     program, arguments = os.path.basename(command[0]), tuple(command[1:])
     shown = program

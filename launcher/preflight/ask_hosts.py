@@ -11,15 +11,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdrun.agent.frames import CHUNK
 from hvdrun.agent.probe import BEGIN, END
 from hvdrun.machine.processes import die_with_parent
-
-if TYPE_CHECKING:
-    from hvdrun.preflight.waiting import Waiting
+from hvdrun.preflight.reply import Reply
+from hvdrun.preflight.waiting import Waiting
 
 DELAY_S = 3.0  # after which the user learns which hosts are late
 AT_ONCE = 128  # commands, each with three pipes
@@ -31,19 +29,6 @@ LINE_EVERY_S = 1.0
 # An answer this soon after the end of the input may have waited for it.
 AT_THE_END_S = 1.5
 LEAVE_S = 2.0  # for commands that stayed, to end by themselves
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The result of one command."""
-
-    answer: dict[str, Any] | None
-    exit_code: int | None  # None: hvdrun ended it, at the time limit or after its answer
-    stderr: str
-    took_s: float
-    clock_skew_s: float = 0.0  # how far the host's clock is outside of the call's begin and end
-    stdout: str = ""  # its end, if there is no answer
-    came_at_the_end: bool = False  # the answer, soon after the end of the command's input
 
 
 class _Call:

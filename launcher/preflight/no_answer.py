@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hvdrun.errors import HostSetupError, SshFailed
 from hvdrun.plan.schedulers import trouble
-from hvdrun.preflight.ask_hosts import Reply
 from hvdrun.preflight.findings import Finding
+from hvdrun.preflight.reply import Reply
 from hvdrun.ssh_errors import LOGIN, OTHER, SLOW, Trouble, last_words
 
 _NO_PROGRAM = (126, 127)  # a shell's exit codes for a program that it can't run

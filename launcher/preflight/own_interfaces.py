@@ -8,16 +8,20 @@ from ipaddress import ip_address, ip_network
 
 from hvdrun.errors import HostSetupError
 from hvdrun.machine.interfaces import interfaces
+from hvdrun.plan.job_hosts import is_remote
+from hvdrun.plan.local_facts import LocalFacts
+from hvdrun.plan.request import Request
 
 
-def check(wanted: Sequence[str]) -> None:
-    """wanted: names, addresses or subnets of `--network-interfaces`.
-
-    Raises HostSetupError if none is of this machine, loopback included.
-    """
+def check(request: Request, facts: LocalFacts) -> None:
+    """Raises HostSetupError if none of `--network-interfaces` is of this machine, loopback
+    included."""
+    wanted = request.network_interfaces  # names, addresses or subnets
+    if not wanted or is_remote(request, facts):
+        return
     names = [name for _, name in socket.if_nameindex()]
     addresses = ["127.0.0.1", "::1", *(str(found["address"]) for found in interfaces())]
-    if wanted and not any(_is_here(word, names, addresses) for word in wanted):
+    if not any(_is_here(word, names, addresses) for word in wanted):
         raise HostSetupError(
             f"--network-interfaces {','.join(wanted)}: this machine has no such interface; it has "
             f"{', '.join(names)} (`ip address` lists their addresses)"

@@ -26,7 +26,7 @@ from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import origin
 from hvdrun.plan.ssh import reached_by
 from hvdrun.preflight import networks
-from hvdrun.preflight.ask_hosts import Conversation, Reply, reads_its_input
+from hvdrun.preflight.ask_hosts import Conversation, reads_its_input
 from hvdrun.preflight.cache import AnswerCache, cache_folder
 from hvdrun.preflight.connection_test import ConnectionTest
 from hvdrun.preflight.connections import HERE, MOST_HOSTS
@@ -38,6 +38,7 @@ from hvdrun.preflight.no_answer import no_answer, reads_input, with_own_name
 from hvdrun.preflight.ports import ports_of
 from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
 from hvdrun.preflight.reach import connect_all
+from hvdrun.preflight.reply import Reply
 from hvdrun.preflight.waiting import Waiting
 from hvdrun.ssh_errors import NO_SSH
 

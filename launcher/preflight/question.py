@@ -19,8 +19,8 @@ from hvdrun.plan.job_hosts import hosts_of
 from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name
 from hvdrun.plan.python_command import SCRIPT, what_runs
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Starter
 from hvdrun.plan.ssh import ssh_options
+from hvdrun.plan.starter import Starter
 from hvdrun.preflight.findings import PACKAGES
 
 

@@ -23,14 +23,30 @@ ATTEMPTS = 3
 
 def supervise(
     command: Command,
-    cwd: str,
     screen: Screen,
     supervision: Supervision,
     node_signals: NodeSignals | None = None,
 ) -> int:
     """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
     with _hosts_file(command):
-        return _supervise(command, cwd, screen, supervision, node_signals)
+        set_subreaper()
+        if node_signals is not None:
+            node_signals.begin()
+        # All attempts share one waker, so that no signal between two of them is lost.
+        # TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
+        waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
+        attempt = 1
+        while True:
+            is_last = attempt == ATTEMPTS
+            job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
+            try:
+                return job.run()
+            except StartedBadly:
+                attempt += 1
+                screen.output.say(
+                    f"hvdrun: {command.starter} could not start one of its own threads, before any"
+                    f" rank had started; trying again ({attempt} of {ATTEMPTS})"
+                )
 
 
 @contextlib.contextmanager
@@ -53,30 +69,3 @@ def _hosts_file(command: Command) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _supervise(
-    command: Command,
-    cwd: str,
-    screen: Screen,
-    supervision: Supervision,
-    node_signals: NodeSignals | None,
-) -> int:
-    set_subreaper()
-    if node_signals is not None:
-        node_signals.begin()
-    # All attempts share one waker, so that no signal between two of them is lost.
-    # TSTP (Ctrl-Z) only makes a line: hosts would take a stopped launcher for dead.
-    waker = Waker([signal.SIGCHLD, signal.SIGTSTP, *heeded()])
-    attempt = 1
-    while True:
-        is_last = attempt == ATTEMPTS
-        job = Supervisor(command, cwd, screen, supervision, waker, is_last, node_signals)
-        try:
-            return job.run()
-        except StartedBadly:
-            attempt += 1
-            screen.output.say(
-                f"hvdrun: {command.starter} could not start one of its own threads, before any rank"
-                f" had started; trying again ({attempt} of {ATTEMPTS})"
-            )

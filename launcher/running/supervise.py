@@ -106,7 +106,7 @@ from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it loads rich, which only --monitor needs
     from hvdrun.monitor.monitor import Monitor
 
 # After a signal, hvdrun takes at most this long to write its remaining output.
@@ -125,7 +125,6 @@ class Supervisor:
     def __init__(
         self,
         command: Command,
-        cwd: str,
         screen: Screen,
         supervision: Supervision,
         waker: Waker,
@@ -134,7 +133,6 @@ class Supervisor:
     ) -> None:
         self.course = Course(command, time.monotonic(), supervision)
         self.command = command
-        self.cwd = cwd
         self.screen = screen
         self.waker = waker
         self.is_last = is_last
@@ -144,12 +142,10 @@ class Supervisor:
         sent = command.sent
         self.variables = None if sent is None else pack(sent)
         self.results = os.environ.get(results.FILE, "")
-        self.host_timeout_s = supervision.host_timeout_s
-        self.requeue = supervision.requeue
+        self.request, self.cwd = supervision.request, supervision.cwd
         self.metrics_file: MetricsFile | None = None
-        if supervision.metrics_file:
-            self.metrics_file = MetricsFile(supervision.metrics_file, self._metrics)
-        self.is_monitored = supervision.monitor
+        if self.request.metrics_file:
+            self.metrics_file = MetricsFile(self.request.metrics_file, self._metrics)
         self.monitor: Monitor | None = None
         self.links: set[HostLink] = set()
         self.pauses = Pauses(clock())
@@ -161,7 +157,7 @@ class Supervisor:
         assert listener is not None, "nobody else knows the secret"
         terminal = Terminal()
         waker, writer, course = self.waker, self.screen.writer, self.course
-        if self.is_monitored:
+        if self.request.monitor:
             from hvdrun.monitor.monitor import Monitor
 
             self.monitor = Monitor(course, self.screen, self.selector, self._tell, os.environ)
@@ -311,8 +307,8 @@ class Supervisor:
             output.say(kept)
         if self.course.summaries and (lost := self.screen.keep_metrics(self.course.figures())):
             output.say(lost)
-        if found.requeues and self.requeue is not None:
-            output.say(requeue(self.requeue))
+        if found.requeues and self.course.requeue is not None:
+            output.say(requeue(self.course.requeue))
         if found.error is not None:
             raise found.error
         return found.exit_code
@@ -420,7 +416,7 @@ class Supervisor:
             self._tell,
             self.stdin.wanted_by,
             self._link_closed,
-            self.host_timeout_s,
+            self.request.host_timeout_s,
             self.command.num_proc,
             self.variables,
         )

@@ -247,18 +247,46 @@ def test_groups_that_differ_are_an_error_on_every_rank_and_no_hang(world, kind):
         assert "in a group of" in texts[0]
 
 
-def a_group_meets_one_tensor():
+def a_group_meets_one_tensor(is_waited_for):
     hvd.init()
+    pair = [X, torch.ones(LARGE)]
     for name in (None, "g"):
-        with pytest.raises(hvd.HorovodInternalError, match="in a group of 2 tensors"):
-            hvd.grouped_allreduce([X, X], name=name) if hvd.rank() else hvd.allreduce(X, name=name)
+        for ranks_with_a_group in ({0}, set(range(1, hvd.size()))):
+            if hvd.rank() in ranks_with_a_group:
+                handle = hvd.grouped_allreduce_async(pair, name=name)
+            else:
+                handle = hvd.allreduce_async(X, name=name)
+            if is_waited_for:
+                with pytest.raises(hvd.HorovodInternalError, match="in a group of 2 tensors"):
+                    hvd.synchronize(handle)
+            while not hvd.poll(handle):
+                pass
+            del handle
+            assert_same(hvd.grouped_allreduce(pair, name=name), pair)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.hosts("1,1")
-def test_a_group_against_one_tensor_is_an_error(world):
-    world.run(a_group_meets_one_tensor)
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1", "2,1")
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_group_against_one_tensor_is_an_error_and_the_next_one_works(world, is_waited_for):
+    world.run(a_group_meets_one_tensor, is_waited_for)
+
+
+def fails_while_one_has_joined():
+    hvd.init()
+    for _ in range(2):
+        if hvd.rank():
+            with pytest.raises(hvd.HorovodInternalError, match="has joined"):
+                hvd.grouped_allgather([X, X], name="g")
+        hvd.join()
+        assert len(hvd.grouped_allgather([X, X], name="g")) == 2
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.hosts("1,1", "2,1")
+def test_a_group_that_failed_while_a_rank_had_joined_works_after_all_have(world):
+    world.run(fails_while_one_has_joined)
 
 
 def refuses():

@@ -277,15 +277,30 @@ def test_coalesced_operations(world, tmp_path):
 
 @in_a_group
 def sparse(rank, size):
-    def of(r):
-        indices = torch.tensor([[r, 3, 3], [0, 1, 1]])
-        values = torch.tensor([1.0, 2.0, r])
-        return torch.sparse_coo_tensor(indices, values, (size + 4, 2), check_invariants=True)
+    def of(r, dtype, sparse_dim):
+        """Rank 1 has no elements."""
+        count = 0 if r == 1 else 3
+        indices = torch.tensor([[r, 3, 3], [0, 1, 1]])[:sparse_dim, :count]
+        values = torch.tensor([[1, 2], [2, 3], [r, 4]])[:count, : 3 - sparse_dim]
+        values = values.squeeze(1) if sparse_dim == 2 else values
+        if dtype.is_complex:
+            values = values * (1 + 2j)
+        shape = size + 4, 2
+        return torch.sparse_coo_tensor(indices, values.to(dtype), shape, check_invariants=True)
 
-    tensor = of(rank)
-    dist.all_reduce(tensor)
-    assert tensor.is_sparse
-    same(tensor.to_dense(), sum(of(r).to_dense() for r in range(size)))
+    for sparse_dim in (1, 2):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+            tensor = of(rank, dtype, sparse_dim)
+            dist.all_reduce(tensor)
+            assert tensor.is_sparse
+            total = sum(of(r, dtype, sparse_dim).to_dense() for r in range(size))
+            same(tensor.to_dense(), total.to(dtype))
+    tensor = of(rank, torch.complex64, 1)
+    dist.group.WORLD.allreduce([tensor]).wait()  # as C++ calls it
+    same(tensor.to_dense(), sum(of(r, torch.complex64, 1).to_dense() for r in range(size)))
+    square = torch.ones(2, 2, dtype=torch.complex64).to_sparse()
+    with pytest.raises(ValueError, match=r"a view of a sparse complex tensor; pass its clone\(\)"):
+        dist.all_reduce(square.t())
 
 
 def test_sparse_tensors_are_added(world, tmp_path):

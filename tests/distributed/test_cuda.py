@@ -5,7 +5,9 @@ backends do not have fails, as does an argument of another type. The tensors are
 """
 
 import json
+import os
 import re
+import signal
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -251,6 +253,55 @@ def test_the_first_rank_reports_itself_and_ranks_that_have_called_nothing(monkey
         f"collective 1 of group 'main' on CUDA tensors has waited 60 s for {named}, 3 more; "
         f"called by rank 5{END}"
     )
+
+
+class Waits:
+    """A count that does not come before another group's thread was told to end."""
+
+    def __init__(self):
+        self.begun = threading.Event()
+        self.told = []
+
+    def _get_sequence_number_for_group(self):
+        self.begun.set()
+        self.told.append(self.other._ending.wait(5.0))
+        return 0
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """The counts of two groups whose threads wait for each other's end."""
+    monkeypatch.setattr(cuda_calls, "STOP_S", 60.0)
+    team, store = SimpleNamespace(rank=0, size=2, ranks=(0, 1)), dist.HashStore()
+    both = [Calls(team, Waits(), store, name, ("a", "a"), 0.01) for name in ("0", "1")]
+    for calls, other in zip(both, reversed(both), strict=True):
+        calls._nccl.other = other
+        calls.start()
+        assert calls._nccl.begun.wait(5.0)
+    yield both
+    cuda_calls.stop(set(both))
+
+
+def test_the_threads_of_all_groups_are_told_to_end_before_one_is_waited_for(two):
+    cuda_calls.stop(cuda_calls._running)
+    for calls in two:
+        assert calls._nccl.told == [True]
+        assert not calls._thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of os.fork beside threads
+def test_a_forked_child_leaves_the_threads_of_its_parent_alone(two):
+    def hold(*args):
+        signal.raise_signal(signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        for calls in two:
+            calls._ending.set = calls._thread.join = hold
+        cuda_calls.stop(cuda_calls._running)
+        cuda_calls.stop(set(two))
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def one_does_not_call(folder):

@@ -148,10 +148,13 @@ def profiled(rank, size):
     with torch.profiler.profile(record_shapes=True) as profile:
         dist.all_reduce(torch.ones(3, 2))
         dist.all_reduce(torch.ones(5), async_op=True).wait()
+        with dist._coalescing_manager():
+            for count in (2, 4):
+                dist.all_reduce(torch.ones(count))
     events = [
         event for event in profile.events() if event.name == f"{dist.get_backend()}:all_reduce"
     ]
-    assert [event.input_shapes for event in events] == [[[3, 2]], [[5]]]
+    assert [event.input_shapes for event in events] == [[[3, 2]], [[5]], [[2], [4]]]
 
 
 @in_a_group

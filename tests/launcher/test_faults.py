@@ -1,6 +1,7 @@
 """The text of HVDLITE_FAULT: read, or refused with what is wrong and what is possible."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -10,6 +11,7 @@ from hvdrun.errors import UsageError
 from hvdrun.faults import CORE, GRADIENT, KINDS, OPERATION, OPERATIONS, STEP, parse
 from hvdrun.plan import fault_note
 from hvdrun.plan.request import Request
+from tests.launcher.plan.test_command import FACTS
 from tests.launcher.test_garbage import edited
 
 GOOD = "delay:0.5@rank=1,operation=allreduce,nth=20; kill@step=30 ;; bitflip:state@bit=7,name=a.b"
@@ -100,9 +102,9 @@ def test_the_operations_are_those_that_the_core_has_for_callers():
 def test_hvdrun_refuses_a_wrong_text_and_says_that_there_are_faults(how):
     def check(text, num_proc=2):
         variables = {"HVDLITE_FAULT": text}
-        if how == "exported":
-            return fault_note.check(Request((), exports=variables), num_proc, {})
-        return fault_note.check(Request(()), num_proc, variables)
+        exported, inherited = (variables, {}) if how == "exported" else ({}, variables)
+        request = Request((), num_proc, exports=exported)
+        return fault_note.check(request, replace(FACTS, environ=inherited))
 
     said = "FAULTS ARE INJECTED: HVDLITE_FAULT makes this job fail on purpose: kill@rank=1"
     assert check("kill@rank=1 ") == said
@@ -110,9 +112,10 @@ def test_hvdrun_refuses_a_wrong_text_and_says_that_there_are_faults(how):
     assert check(" ; ") == ""
     with pytest.raises(UsageError, match="HVDLITE_FAULT: 'x' is no kind of fault; expected one of"):
         check("x")
+    assert check("kill@rank=2", None)  # their number is not known yet
     with pytest.raises(UsageError, match="HVDLITE_FAULT: kill: rank=2, but the job has 2 ranks"):
         check("kill@rank=2")
 
 
 def test_without_the_variable_hvdrun_says_nothing():
-    assert fault_note.check(Request(()), 2, {}) == ""
+    assert fault_note.check(Request((), 2), FACTS) == ""

@@ -27,6 +27,7 @@ from hvdrun.monitor.verdicts import Verdicts
 from hvdrun.monitor.view import Look, render
 from hvdrun.monitor.words import line
 from hvdrun.plan.hosts import parse_hostfile, parse_hosts
+from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.records import Record, Sample, encode, parse
@@ -142,7 +143,7 @@ def test_a_record_of_a_rank_counts_or_is_passed_over(given):
 @example([b'{"at":1,"steps":9e11,"seconds":1e-300,"waited":9e11,"data":9e11,"step":9e11}'])
 @example([b'{"at":1,"steps":1,"seconds":1,"waited":1,"data":1,"values":{"loss":1e999}}'])
 def test_a_pulse_of_a_rank_is_shown_or_passed_over(given):
-    course = Course(command(a=2), 0.0, Supervision(60.0))
+    course = Course(command(a=2), 0.0, Supervision(Request(())))
     for number, data in enumerate(given):
         course.on(float(number), RankSaid(number % 2, PULSE, data))
     figures = figures_of(course, 20.0, Verdicts())

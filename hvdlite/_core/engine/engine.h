@@ -170,6 +170,9 @@ void hvdl_describe_timeout(hvdl_engine *engine, hvdl_operation *operation, doubl
                            char text[HVDL_TEXT_BYTES]);
 /* All operations fail on all ranks, with the first text of a rank of the host, and all that are posted later. */
 void hvdl_engine_give_up(hvdl_engine *engine, const char *text);
+/* How many operations of this kind and name have failed since all ranks last joined. Once such an operation has
+ * ended here, that is the same on every rank that it has ended on. */
+uint64_t hvdl_engine_failures(hvdl_engine *engine, int kind, const char *name);
 
 /* Of an operation that is done. NULL: it succeeded. */
 const char *hvdl_operation_error(const hvdl_operation *operation);

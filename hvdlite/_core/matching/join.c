@@ -31,6 +31,7 @@
 #include "operations/facts.h"
 #include "operations/operations.h"
 #include "operations/plans.h"
+#include "operations/queue.h"
 
 /* ---- what a rank that has joined contributes ---- */
 
@@ -119,6 +120,7 @@ static void end_epoch(hvdl_engine *e, int last)
     memset(e->join.joined, 0, (size_t)e->placement.local_size * sizeof *e->join.joined);
     e->join.num_joined = 0;
     e->join.epoch++;
+    hvdl_queue_forget_failures(&e->queue); /* a rank that had joined has counted none */
     e->join.last = last;
     finish_join(e);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "courses/reducescatter.h"
+#include "engine/breaking.h"
 #include "engine/state.h"
 #include "engine/waking.h"
 #include "matching/meetings.h"
@@ -127,6 +128,10 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
 {
     char room[HVDL_TEXT_BYTES];
     text = e->callbacks->ending(e, op, text, room);
+    /* What ends after its epoch has ended earlier on other ranks. */
+    if (text && op->meeting && op->meeting->epoch == e->join.epoch && !op->unnamed &&
+        hvdl_queue_count_failure(e, op->key))
+        hvdl_out_of_memory(e);
     if (op->meeting)
         hvdl_meeting_leave(&e->meetings, op->meeting);
     op->meeting = NULL;

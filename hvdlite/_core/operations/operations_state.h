@@ -121,6 +121,7 @@ typedef struct {
     hvdl_table in_flight;      /* operations by key */
     hvdl_operation *orphans;   /* done, and released by their caller before */
     hvdl_plan *released_plans; /* to be announced */
+    hvdl_table failed_keys;    /* how often operations of a key have failed in this epoch */
     void **dead_owners;        /* of plans that are gone */
     size_t num_dead_owners, room_dead_owners;
     uint64_t num_operations, last_number;

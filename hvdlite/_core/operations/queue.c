@@ -5,6 +5,7 @@
 
 #include "engine/state.h"
 #include "engine/waking.h"
+#include "operations/facts.h"
 #include "operations/operations.h"
 #include "operations/plans.h"
 
@@ -112,6 +113,61 @@ void *hvdl_engine_reap(hvdl_engine *e)
         hvdl_operation_free(op);
     }
     return owner;
+}
+
+/* ---- failures ---- */
+
+typedef struct {
+    hvdl_node by_key;
+    uint64_t count;
+} failed_key;
+
+/* Half of a key is enough: two that share a count disturb nobody. */
+static failed_key *failed_key_locked(const hvdl_queue *queue, hvdl_key key)
+{
+    hvdl_node *node = hvdl_table_first(&queue->failed_keys, key.lo);
+    return node ? HVDL_CONTAINER(node, failed_key, by_key) : NULL;
+}
+
+uint64_t hvdl_engine_failures(hvdl_engine *e, int kind, const char *name)
+{
+    pthread_mutex_lock(&e->queue.lock);
+    const failed_key *failed = failed_key_locked(&e->queue, hvdl_make_key(kind, name));
+    uint64_t count = failed ? failed->count : 0;
+    pthread_mutex_unlock(&e->queue.lock);
+    return count;
+}
+
+hvdl_err hvdl_queue_count_failure(hvdl_engine *e, hvdl_key key)
+{
+    hvdl_err err = HVDL_OK;
+    pthread_mutex_lock(&e->queue.lock);
+    failed_key *failed = failed_key_locked(&e->queue, key);
+    if (!failed) {
+        failed = calloc(1, sizeof *failed);
+        err = failed ? hvdl_table_insert(&e->queue.failed_keys, &failed->by_key, key.lo)
+                     : HVDL_ENOMEM;
+    }
+    if (err)
+        free(failed);
+    else
+        failed->count++;
+    pthread_mutex_unlock(&e->queue.lock);
+    return err;
+}
+
+void hvdl_queue_forget_failures(hvdl_queue *queue)
+{
+    pthread_mutex_lock(&queue->lock);
+    hvdl_table *keys = &queue->failed_keys;
+    for (size_t i = 0; i < keys->num_slots; i++)
+        for (hvdl_node *node = keys->slots[i], *next; node; node = next) {
+            next = node->next;
+            free(HVDL_CONTAINER(node, failed_key, by_key));
+        }
+    free(keys->slots);
+    *keys = (hvdl_table){0};
+    pthread_mutex_unlock(&queue->lock);
 }
 
 /* ---- the driver ---- */
@@ -245,6 +301,7 @@ bool hvdl_queue_close(hvdl_engine *e)
 
 void hvdl_queue_free(hvdl_queue *queue)
 {
+    hvdl_queue_forget_failures(queue);
     free(queue->in_flight.slots);
     free(queue->dead_owners);
     pthread_mutex_destroy(&queue->lock);

@@ -27,6 +27,9 @@ static inline void hvdl_queue_drain(hvdl_queue *queue, hvdl_operation **operatio
     atomic_store(&queue->queued, false);
     pthread_mutex_unlock(&queue->lock);
 }
+/* An operation of this key has failed: on all ranks of this epoch. */
+hvdl_err hvdl_queue_count_failure(hvdl_engine *engine, hvdl_key key);
+void hvdl_queue_forget_failures(hvdl_queue *queue);
 /* It has ended with this state. Afterwards its caller may free it. */
 void hvdl_queue_end(hvdl_engine *engine, hvdl_operation *operation, int state);
 /* Everything fails. One that is in flight, or NULL; *slot: 0 at first, then where in the table to look on, so

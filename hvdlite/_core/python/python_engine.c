@@ -248,6 +248,17 @@ static int engine_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return result;
 }
 
+static PyObject *engine_failures(PyObject *object, PyObject *args)
+{
+    hvdl_engine *engine = hvdl_py_engine((EngineObject *)object);
+    PyObject *given;
+    int kind;
+    if (!engine || !PyArg_ParseTuple(args, "iO:failures", &kind, &given))
+        return NULL;
+    const char *name = hvdl_py_text(given, "name");
+    return name ? PyLong_FromUnsignedLongLong(hvdl_engine_failures(engine, kind, name)) : NULL;
+}
+
 static PyObject *engine_close(PyObject *object, PyObject *args)
 {
     EngineObject *self = (EngineObject *)object;
@@ -285,6 +296,7 @@ static PyMethodDef engine_methods[] = {
     HVDL_PY_METHOD("recv", hvdl_py_recv, HVDL_PY_KEYWORDS),
     HVDL_PY_METHOD("run", hvdl_py_run, HVDL_PY_KEYWORDS),
     {"give_up", hvdl_py_give_up, METH_O, NULL},
+    {"failures", engine_failures, METH_VARARGS, NULL},
     {"ends", hvdl_py_ends, METH_NOARGS, NULL},
     {"await_end", hvdl_py_await_end, METH_O, NULL},
     {"wake", hvdl_py_wake, METH_NOARGS, NULL},

@@ -6,7 +6,6 @@ operations of one set never wait for those of another, and a failure in one set 
 
 from __future__ import annotations
 
-import collections
 import itertools
 import logging
 import os
@@ -101,6 +100,7 @@ class Team:
         self.run: Callable[..., str | None] = engine.run
         self.run_allreduce: Callable[..., str | None] = engine.run_allreduce
         self.plan: Callable[..., _core.Plan] = engine.plan
+        self.failures: Callable[[int, str], int] = engine.failures
         # Numbers this team's optimizers, in the order in which every member makes them.
         self.optimizer_numbers = itertools.count()
         self._names = _Names(itertools.count())
@@ -108,11 +108,6 @@ class Team:
         self.era = 0
         # `sent_bytes` writes it.
         self.has_closed = False
-        # By kind and name of a group: how many have failed, and the first operation of the last one
-        # not known to have ended. See `hvdlite.collectives.groups`.
-        self.failed_groups: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.open_groups: dict[tuple[str, str], Any] = {}
-        self.most_open_groups = 0
 
     def unnamed(self) -> str:
         """The name of the calling thread's next unnamed operation: the same on every rank that
@@ -132,11 +127,9 @@ class Team:
 
     def renumber(self) -> None:
         """Makes members that have called different operations agree again: all threads restart
-        their unnamed operations under new names, and forget what has failed. Every member calls it
-        at the same place among its operations."""
+        their unnamed operations under new names. Every member calls it at the same place among its
+        operations."""
         self.era += 1
-        self.failed_groups.clear()
-        self.open_groups.clear()
 
     def close(self, linger: bool = False) -> None:
         """Leaves the team: pending operations fail. linger: see `_core.Engine.close`."""
@@ -178,7 +171,7 @@ class Team:
                 "can't take part in collectives; only the rank itself can"
             )
 
-        self.post = self.run = self.run_allreduce = refuse
+        self.post = self.run = self.run_allreduce = self.failures = refuse
 
 
 def team_of_one(config: Config, placement: Placement, rank: int = 0) -> Team:

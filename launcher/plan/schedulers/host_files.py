@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from hvdrun.errors import HostListError
 from hvdrun.plan.hosts import Host, merge, parse_host, parse_slots
-from hvdrun.plan.schedulers.scheduler import Environ, Scheduler
+from hvdrun.plan.schedulers.scheduler import Scheduler
+from hvdrun.plan.starter import Environ
 
 Read = Callable[[str], str]
 Parse = Callable[[str, str], tuple[Host, ...]]

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from hvdrun.machine.environment import NODES
 from hvdrun.plan.hosts import Host, Share
-from hvdrun.plan.schedulers.scheduler import Allocation, Environ, Scheduler
+from hvdrun.plan.schedulers.scheduler import Scheduler
+from hvdrun.plan.starter import Allocation, Environ
 from hvdrun.ssh_errors import Trouble
 
 NAME = "the rendezvous"

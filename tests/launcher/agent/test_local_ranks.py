@@ -25,8 +25,7 @@ from hvdrun.agent.frames import (
     send,
 )
 from hvdrun.agent.local_ranks import LocalRanks
-from hvdrun.agent.shared_files import mpichs_names
-from hvdrun.machine.shared_memory import FOLDER
+from hvdrun.machine.shared_memory import FOLDER, mpichs_names
 
 
 @pytest.fixture

@@ -196,6 +196,10 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         (["-H", "a:0", "true"], 65, "-H, entry 1"),
         (["--hostfile", "/no/such/file", "true"], 65, "/no/such/file: No such file"),
         (["-H", "localhost:2", "-np", "3", "true"], 66, "-np 3"),
+        (["-H", "localhost:2", "--servers", "2", "true"], 64, "so no worker is left"),
+        # Before any host is asked.
+        (["-H", "no.invalid:2", "-np", "2", "--servers", "2", "true"], 64, "so no worker is left"),
+        (["-H", "no.invalid:2", "-x", "HVDLITE_FAULT=x", "true"], 64, "'x' is no kind of fault"),
     ],
 )
 def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message, capsys):

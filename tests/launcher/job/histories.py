@@ -28,6 +28,7 @@ from hvdrun.job.verdict import reach
 from hvdrun.machine.notes import INIT_BEGUN
 from hvdrun.plan.command import Command
 from hvdrun.plan.hosts import Host, Share
+from hvdrun.plan.request import Request
 
 HUP, INT, QUIT, KILL, USR1, PIPE, TERM = 1, 2, 3, 9, 10, 13, 15
 DAYS_S = 2e5
@@ -55,22 +56,11 @@ def command(environment=None, far=None, **hosts):
     )
 
 
-def play(
-    events,
-    job=None,
-    start_timeout_s=60.0,
-    verbose=False,
-    tails=None,
-    grace_s=None,
-    requeue=None,
-    of_nodes=False,
-):
+def play(events, job=None, tails=None, requeue=None, **options):
     """The course after these events, and its actions with their times. It is woken at each
     `wake_at`, also after the last event, for some days: while ranks wait in init, hvdrun reports it
-    again and again."""
-    supervision = Supervision(
-        start_timeout_s, verbose, grace_s=grace_s, of_nodes=of_nodes, requeue=requeue
-    )
+    again and again. `options`: the request's."""
+    supervision = Supervision(Request((), **options), requeue=requeue)
     course = Course(job or command(a=2, b=2), 0.0, supervision)
     actions = []
 

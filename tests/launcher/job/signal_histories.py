@@ -13,6 +13,7 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
+from hvdrun.plan.schedulers.nodes import allocation
 from tests.launcher.job.histories import (
     HUP,
     INT,
@@ -59,7 +60,7 @@ USER = {
         ends(2.0, 15.0, over_at=12.1, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 15 s to end")],
-        options={"grace_s": 15.0},
+        options={"grace_period_s": 15.0},
     ),
     "Ctrl-C before any rank has started": History(
         [(0.1, HostConnected("b")), (0.2, Interrupted(INT)), *over(0.5, 1)],
@@ -72,7 +73,7 @@ USER = {
         ends(2.0, 0.0, over_at=2.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: killing everything now")],
-        options={"grace_s": 0.0},
+        options={"grace_period_s": 0.0},
     ),
     "Ctrl-C, and again": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
@@ -112,7 +113,7 @@ USER = {
         ends(2.0, 60.0, over_at=5.1),
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 60 s to end")],
-        options={"grace_s": 60.0},
+        options={"grace_period_s": 60.0},
     ),
     "the terminal is closed": History(
         [*begun(), (2.0, Interrupted(HUP)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
@@ -155,7 +156,7 @@ USER = {
                 "hvdrun: SIGTERM: the 4 ranks have 20 s to end; a second SIGTERM on the same node",
             )
         ],
-        options={"of_nodes": True},
+        options={"allocation": allocation(["a", "b"], [2, 2], "python", "agent.py", "secret")},
     ),
     "Ctrl-C on each node, and TERM from what has sent it": History(
         [

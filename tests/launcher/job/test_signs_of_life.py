@@ -31,6 +31,7 @@ from hvdrun.job.supervision import Supervision
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
+from hvdrun.plan.request import Request
 from hvdrun.reports.quiet_hosts import names
 from hvdrun.running import host_link
 from hvdrun.running.mpirun_pipe import Source
@@ -100,7 +101,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     command = SimpleNamespace(
         num_proc=HOSTS, shares=(), starter="mpirun", environment={}, sent=None
     )
-    job = Supervisor(command, "/", screen, Supervision(60.0), None, True, None)
+    job = Supervisor(command, screen, Supervision(Request(())), None, True, None)
     job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
     job.stdin = SimpleNamespace(wanted_by=None)

@@ -41,6 +41,7 @@ from hvdrun.job.events import (
 )
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
+from hvdrun.plan.request import Request
 from tests.launcher.job.closing_histories import CLOSING
 from tests.launcher.job.histories import (
     ILL_LUCK,
@@ -174,7 +175,7 @@ def test_by_25_s_after_a_signal_everything_has_ended(number):
 
 
 def test_a_job_that_runs_wakes_hvdrun_for_nothing():
-    course = Course(command(a=2, b=2), 0.0, Supervision(60.0))
+    course = Course(command(a=2, b=2), 0.0, Supervision(Request(())))
     for at, event in begun():
         course.on(at, event)
     assert course.wake_at() is None

@@ -19,6 +19,7 @@ from hvdrun.machine.notes import PULSE
 from hvdrun.monitor.figures import Parts, Value, figures_of
 from hvdrun.monitor.verdicts import Verdicts
 from hvdrun.monitor.words import NO_STEP, line
+from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse, encode
 from tests.launcher.job.histories import begun, command
 
@@ -26,7 +27,7 @@ FOUND = Verdicts(("rank 3 on b arrives last in 94 % of steps",), dict.fromkeys(r
 
 
 def course_of(*events, starts=True):
-    course = Course(command(a=2, b=2), 0.0, Supervision(60.0))
+    course = Course(command(a=2, b=2), 0.0, Supervision(Request(())))
     for now, event in [*(begun() if starts else ()), *events]:
         course.on(now, event)
     return course

@@ -15,6 +15,7 @@ from hvdrun.job.events import RankSaid
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import PULSE
 from hvdrun.monitor import monitor
+from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse, encode
 from tests.harness.worlds import ROOT, end_tree
 from tests.launcher.job.histories import begun, command
@@ -149,7 +150,7 @@ class Screen:
 def told(monkeypatch):
     """A monitor without a terminal, of a job whose ranks tell of their steps until 200 s."""
     monkeypatch.setattr(monitor, "place_of", lambda _: None)
-    course = Course(command(a=2, b=2), 0.0, Supervision(60.0))
+    course = Course(command(a=2, b=2), 0.0, Supervision(Request(())))
     for now, event in begun():
         course.on(now, event)
     screen = Screen()

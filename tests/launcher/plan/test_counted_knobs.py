@@ -2,6 +2,7 @@
 anything starts, as the ranks would."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from hvdlite.world.config import Config
 from hvdlite.world.virtual_ranks import micro_batches
 from hvdrun.command_line.cli import main
 from hvdrun.errors import UsageError
-from hvdrun.plan.counted_knobs import check, warning
+from hvdrun.plan.counted_knobs import check
 from hvdrun.plan.request import Request
+from tests.launcher.plan.test_command import FACTS
 
 CHECK, TREE = "HVDLITE_CHECK_PARAMETERS", "HVDLITE_DETERMINISTIC"
 
@@ -23,8 +25,11 @@ def checked(how, variable, text, num_proc=2):
     elif how != "an option":
         request = Request((), exports={variable: None} if how == "-x NAME" else {})
         environ = {variable: text}
-    check(request, environ)
     return warning(request, num_proc, environ)
+
+
+def warning(request, num_proc, environ):
+    return check(replace(request, num_proc=num_proc), replace(FACTS, environ=environ))
 
 
 WAYS = pytest.mark.parametrize("how", ["an option", "-x NAME=VALUE", "-x NAME", "inherited"])
@@ -88,7 +93,7 @@ def test_servers_have_no_virtual_ranks():
 
 def test_an_option_counts_before_x():
     exports = {TREE: "maybe"}
-    check(Request((), exports=exports, settings={TREE: "1"}), {})
+    warning(Request((), exports=exports, settings={TREE: "1"}), 2, {})
 
 
 EXPECTED = f"hvdrun: {TREE}='virtual:6': expected 1 or 0, or virtual:N with a power of two N up to"

@@ -4,7 +4,13 @@ import pytest
 
 from hvdrun.errors import UsageError
 from hvdrun.plan.python_command import CODE, MODULE, SCRIPT, STDIN, Runs, what_runs
-from hvdrun.plan.stdin_programs import check
+from hvdrun.plan.request import Request
+from hvdrun.plan.stdin_programs import check as check_request
+from tests.launcher.plan.test_command import FACTS
+
+
+def check(words, num_proc):
+    check_request(Request(tuple(words), num_proc), FACTS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from hvdrun.plan import facts, flavour
 from hvdrun.plan.hosts import parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.preflight import preflight
-from hvdrun.preflight.ask_hosts import Conversation, Reply
+from hvdrun.preflight.ask_hosts import Conversation
+from hvdrun.preflight.reply import Reply
 from hvdrun.preflight.waiting import Waiting
 from tests.launcher.preflight.test_preflight import hosts, stand_in  # noqa: F401
 

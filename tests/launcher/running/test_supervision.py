@@ -10,8 +10,8 @@ import textwrap
 import psutil
 import pytest
 
+from hvdrun.agent.host_agent import safe_prefix
 from hvdrun.agent.keeper import is_exiting
-from hvdrun.agent.mpi_daemon import safe_prefix
 from hvdrun.machine.resources import physical_cores
 from tests.harness.busy import without_delays
 from tests.harness.worlds import ROOT, end_tree

@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from hvdrun.agent.shared_files import SharedFiles, mpichs_names
 from hvdrun.machine import shared_memory
+from hvdrun.machine.shared_memory import SharedFiles, mpichs_names
 
 FOLDER = shared_memory.FOLDER
 
