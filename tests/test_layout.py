@@ -67,7 +67,7 @@ asynchronous | hvdlite/asynchronous/                  | words world collectives 
 distributed  | hvdlite/distributed/                   | core words world observe collectives
 api          | hvdlite/                               | for_hvdlite core words world collectives
              |                                        | checks optimizer observe shared asynchronous
-report       | hvdlite/report/                        | observe
+report       | hvdlite/report/                        | for_hvdlite observe
 recipes      | hvdlite/recipes/                       | for_hvdlite words world collectives api
 
 harness      | tests/__init__.py tests/conftest.py tests/harness/ |

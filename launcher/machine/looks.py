@@ -19,11 +19,11 @@ def look(
     stopped_s: float | None = None,
 ) -> bytes:
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
-    of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, and what it
-    waits for (see `kernel_wait`). The first row is `pid`'s; there is none if it has ended.
-    `quotas`: of `pid`, see `throttling`. `stack`: what `agent.rank_stack` has read. `stopped_s`:
-    for how long a signal has stopped `pid`, if the caller knows. If no file can be opened, the
-    answer is empty: a keeper must not end because of that."""
+    of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, whether an
+    MPI is loaded, and what it waits for (see `kernel_wait`). The first row is `pid`'s; there is
+    none if it has ended. `quotas`: of `pid`, see `throttling`. `stack`: what `agent.rank_stack` has
+    read. `stopped_s`: for how long a signal has stopped `pid`, if the caller knows. If no file can
+    be opened, the answer is empty: a keeper must not end because of that."""
     try:
         import json
 
@@ -37,8 +37,9 @@ def look(
         if number in known:
             # Who reads the memory of a process that hangs in the kernel may hang, too.
             hangs = known[number][1] == "D"
+            has_mpi = not hangs and _has_mpi(number)
             waits = kernel_wait(number, known[number][1])
-            found.append([number, *known[number], _command(number, hangs), waits])
+            found.append([number, *known[number], _command(number, hangs), has_mpi, waits])
             queue += children.get(number, [])
     answer: dict[str, object] = {
         "at": time.monotonic(),
@@ -75,3 +76,9 @@ def _command(pid: int, only_name: bool) -> str:
             if text:
                 return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
     return "?"
+
+
+def _has_mpi(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        return b"/libmpi" in file.read()
+    return False

@@ -32,6 +32,7 @@ class Process(NamedTuple):
     state: str
     cpu_s: float
     command: str
+    has_mpi: bool
     waits: str = ""
 
 
@@ -72,9 +73,10 @@ def read_look(data: bytes) -> Look | None:
                 str(state)[:1],
                 float(cpu_s),
                 _printable(command),
+                bool(has_mpi),
                 _printable(waits),
             )
-            for pid, parent, state, cpu_s, command, waits in given["processes"]
+            for pid, parent, state, cpu_s, command, has_mpi, waits in given["processes"]
         ]
         frames = None
         if "frames" in given:
@@ -104,9 +106,9 @@ def _printable(text: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
-def activity(before: Look | None, now: Look) -> str:
+def activity(before: Look | None, now: Look, names_mpi: bool = True) -> str:
     """What the rank does: 'computes (0.9 s of CPU in the last 1.0 s): python train.py (process 7)'.
-    `before`: the look before this one."""
+    `before`: the look before this one. names_mpi: whether to say that it has loaded MPI."""
     if not now.processes:
         return "has just ended"
     used = _cpu_used(before, now)
@@ -116,6 +118,8 @@ def activity(before: Look | None, now: Look) -> str:
         parts.append(
             f"its child process {child.pid} ({child.command}) {_doing(child, used, before, now)}"
         )
+    if names_mpi and any(process.has_mpi for process in now.processes):
+        parts.append("it has loaded MPI")
     return "; ".join(parts)
 
 

@@ -57,7 +57,7 @@ SLOW_RANK = re.compile(r"^hvdrun: ranks? ([\d,-]+) on \S+.* arrives? last in")
 SUMMARY = re.compile(
     r"^hvdrun: (\d+ steps|one step|no step|where the time of a step goes|no rank is steadily late"
     r"|which rank is late is not known"
-    r"|ranks? [\d,-]+ on .* arrives?"
+    r"|ranks? [\d,-]+ on .* (arrives?|costs the others|is throttled|are throttled)"
     r"|the link between server\d and server\d gives at least)"  # a fact, no accusation
 )
 TABLE = re.compile(r"^    +(rank +host|\d+  (server|localhost))")

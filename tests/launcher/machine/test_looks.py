@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from hvdrun.machine import looks
 from hvdrun.machine.looks import MOST_PROCESSES, look
@@ -37,6 +38,7 @@ def test_a_process_is_seen_with_its_children_and_the_cpu_that_it_uses():
             (child, process.pid),
         ]
         assert now.processes[0].cpu_s - before.processes[0].cpu_s >= 0.25
+        assert not now.processes[0].has_mpi
         assert now.processes[0].waits == ""
         while not (waits := read_look(look(process.pid)).processes[1].waits):
             pass  # it still starts
@@ -78,7 +80,8 @@ def test_a_look_has_no_more_than_some_processes():
 def test_a_look_does_not_read_the_memory_of_a_process_that_hangs_in_the_kernel(monkeypatch):
     pid = os.getpid()
     monkeypatch.setattr(looks, "_table", lambda: ({pid: (1, "D", 0.5)}, {}))
-    with open("/proc/self/comm") as name:  # cmdline is in its memory
+    monkeypatch.setattr(looks, "_has_mpi", lambda _: pytest.fail("it reads the memory"))
+    with open("/proc/self/comm") as name:
         assert read_look(look(pid)).processes[0].command == name.read().strip()
 
 

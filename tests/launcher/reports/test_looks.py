@@ -8,11 +8,11 @@ QUEUE = "waits for a file, a socket or a pipe"
 
 
 def process(pid, state="S", cpu_s=2.0, waits=""):
-    return Process(pid, 1, state, cpu_s, "python train.py", waits)
+    return Process(pid, 1, state, cpu_s, "python train.py", True, waits)
 
 
 def said(before, now):
-    return activity(before, now)
+    return activity(before, now, names_mpi=False)
 
 
 @pytest.mark.parametrize(

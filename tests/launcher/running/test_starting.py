@@ -76,6 +76,14 @@ def test_a_rank_that_closes_its_file_descriptors_and_runs_on_is_named(python):
         ), line
 
 
+@pytest.mark.parametrize("python", ["mpich"], indirect=True)  # Open MPI does not say what is done
+def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_mpi_init_ends_the_job(hvdrun, python):
+    text = LEAVES.replace("import hvdlite as hvd\n    hvd.init()", "from mpi4py import MPI")
+    done = hvdrun("-np", "2", python, *script(text))
+    assert done.code == 73, done
+    assert "and had not called MPI_Init, where rank 0 waited for it" in done.stderr, done
+
+
 # Rank 1 does something before it calls init; then it waits for a file.
 LATE = """
 import os, signal, subprocess, sys, time
