@@ -7,14 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdrun.records import FEWEST_STEPS, Record, Sample
-from hvdrun.reports.late import (
-    Arrivals,
-    arrivals_of,
-    compare,
-    report,
-    so_far,
-    verdicts,
-)
+from hvdrun.reports.late import Arrivals, arrivals_of, compare, report, so_far, verdicts
 
 # Exactly representable, so that sums are exact: the time that data moves in each step.
 MOVES_S = 1 / 512
@@ -149,7 +142,7 @@ def test_the_late_ranks_of_each_process_set_are_told_up_to_three():
         "rank 3 on a arrives last in 100 % of steps, by 1000 ms",
         "rank 9 on a arrives last in 100 % of steps, by 750 ms",
     ]
-    assert sum("quota was used up" in text for text in texts) == 2
+    assert sum("throttles it" in text for text in texts) == 2
 
 
 def test_if_nobody_is_late_the_process_set_is_told_in_which_ranks_wait_most():
@@ -248,8 +241,9 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
         (
             job([always(0.5), always(1.5)], **throttled(0, 0.8)),
             (
-                "rank 1 on server1 arrives last in 100 % of steps, by 1000 ms: its cgroup's CPU"
-                " quota was used up in 80 % of its periods"
+                "rank 1 on server1 arrives last in 100 % of steps, by 1000 ms: its cgroup throttles"
+                " it (the CPU quota was used up in 80 % of its periods; its own process used 0.50"
+                " cores)"
             ),
         ),
         (
@@ -269,9 +263,13 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
         (
             job([always(0.5), lambda step: 0.25 + (step % 2)]),
             (
-                "no rank is steadily late: the others wait most for rank 1 on server1, 375 ms of a"
-                " step; it arrives last in 50 % of steps"
+                "rank 1 on server1 costs the others 375 ms of each step (43 %), though it is last"
+                " in only 50 % of them"
             ),
+        ),
+        (
+            job([always(0.5), lambda step: 0.5 + (step > 7)]),
+            "rank 1 on server1 costs the others 800 ms of each step (61 %)",
         ),
         (
             job([always(0.5), always(1.5)], count=1),
@@ -301,12 +299,54 @@ def test_the_verdict(records, verdict):
     assert report(records, host_of)[-1] == f"hvdrun: {verdict}"
 
 
+def test_throttled_ranks_are_named_though_nobody_is_late():
+    *_, verdict, text = report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
+    assert verdict.startswith("hvdrun: no rank is steadily late")
+    assert text == (
+        "hvdrun: ranks 0-1 on server1 are throttled: the own process of each used 0.50 cores, and"
+        " the cgroups' CPU quotas were used up in 30 % to 90 % of their periods"
+    )
+
+
+def test_what_a_throttled_rank_got_is_what_its_cgroup_used_if_the_kernel_tells():
+    """Its DataLoader's workers are paid from the same quota."""
+    late = [always(0.5), always(1.5)]
+    *_, text = report(job(late, **throttled(0, 0.8), cores=[0.0, 1.25]), host_of)
+    assert text.endswith(
+        "(the CPU quota was used up in 80 % of its periods; its cgroup used 1.25 cores)"
+    )
+    both = [always(0.5)] * 2
+    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[1.0, 1.25]), host_of)
+    assert "are throttled: the cgroup of each used 1.00 to 1.25 cores, and" in text
+    # Not one number of each kind.
+    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[0.0, 1.25]), host_of)
+    assert "are throttled: the own process of each used 0.50 cores, and" in text
+
+
+def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_time():
+    computing = [
+        lambda step: 0.5 + (step % 3) / 64,
+        lambda step: 0.515 + (step % 8 == 0),
+    ]
+    records = job(computing, **throttled(0, 0.8))
+    assert arrivals_of(records).late is None
+    *_, verdict, text = report(records, host_of)
+    assert verdict == (
+        "hvdrun: rank 1 on server1 costs the others 129 ms of each step (20 %), though it is last"
+        " in only 42 % of them"
+    )
+    assert text == (
+        "hvdrun: rank 1 on server1 is throttled: its own process used 0.50 cores, and the cgroup's"
+        " CPU quota was used up in 80 % of its periods"
+    )
+
+
 def test_of_many_ranks_the_table_has_those_that_are_last_most_often():
     late = [lambda step, rank=rank: BASE_S + (step % 20 == rank) for rank in range(40)]
     lines = report(job(late), host_of)
     rows = [line.split() for line in lines[2:-1]]
     assert [row[0] for row in rows[:-1]] == [str(rank) for rank in range(8)]
-    assert rows[-1] == ["and", "32", "more", "ranks"]
+    assert rows[-1][:3] == ["others", "(32", "ranks)"]
 
 
 def test_one_rank_alone_is_compared_with_nobody():
