@@ -154,6 +154,7 @@ class Course:
                     self._fail(now, misplaced(wrong, self.command.starter))
             case RankInMpi(rank):
                 self.ranks.in_mpi.add(rank)
+                self.watcher.on_mpi(now, rank)
             case RankLeftMpi(rank):
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)

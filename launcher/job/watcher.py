@@ -1,11 +1,12 @@
 """Watches ranks that wait for others: asks where all of them are, and says it. No clock.
 
-Ranks wait in hvd.init(), which their notes tell, or in an operation, which their stall checks
-report; or somebody asks where they are. The answer is found in one way: their keepers are asked
+Ranks wait in hvd.init(), which their notes tell, or in MPI_Init of a program that starts MPI by
+itself, which PMI tells under some MPIs; or in an operation, which their stall checks report; or
+somebody asks where they are. The answer is found in one way: their keepers are asked
 what the ranks do, and half a second later again, and where they are in their Python code.
 
-A rank that never calls hvd.init() keeps the others there. The job ends if such a rank has ended, or
-once the stall check's shutdown time is over.
+A rank that never calls hvd.init() or MPI_Init keeps the others there. The job ends if such a rank
+has ended, or once the stall check's shutdown time is over.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports import whereabouts
 from hvdrun.reports.failure_report import left_early
 from hvdrun.reports.looks import Look, read_look
-from hvdrun.reports.whereabouts import Seen, Stall
+from hvdrun.reports.whereabouts import HVD_INIT, MPI_INIT, Seen, Stall
 
 INIT_NOTES = (INIT_BEGUN, INIT_DONE, INIT_FAILED)
 # Between the two questions, so that it is known how much a rank has computed in between.
@@ -86,9 +87,10 @@ class _Inquiry:
 
 @dataclass
 class _Wait:
-    """In hvd.init(). waits: the ranks that wait for the missing ones; empty if all have called it,
-    and the missing ones are those that are still in it."""
+    """In HVD_INIT or MPI_INIT. waits: the ranks that wait for the missing ones; empty if all have
+    called it, and the missing ones are those that are still in it."""
 
+    where: str
     begin: float
     waits: set[int]
     missing: set[int]
@@ -127,6 +129,7 @@ class Watcher:
         self.others: set[int] = set()  # ranks whose number in hvdlite's world is not the job's
         self.calls: dict[int, int] = {}  # of hvd.init() that have begun, by rank
         self.in_init: dict[int, float] = {}  # the ranks in it, and since when
+        self.mpi_begun: dict[int, float] = {}  # the ranks that have begun MPI_Init, and when
         self.failed: set[int] = set()  # the ranks whose last hvd.init() has raised an error
         self.closed: set[int] = set()  # the ranks that may have closed the way for notes
         self.wait: _Wait | None = None
@@ -146,6 +149,11 @@ class Watcher:
         if kind == INIT_DONE and data.split() not in ([], [b"%d" % rank, b"%d" % self.size]):
             self.others.add(rank)
         self.update(now, all_came=kind == INIT_DONE)
+
+    def on_mpi(self, now: float, rank: int) -> None:
+        """The rank has begun MPI_Init."""
+        self.mpi_begun.setdefault(rank, now)
+        self.update(now)
 
     def on_stall(self, now: float, data: bytes) -> None:
         """A rank's stall check reports an operation."""
@@ -189,24 +197,37 @@ class Watcher:
                 self._end_if_complete(now, inquiry)
         if self.is_over:
             return
+        where, since = HVD_INIT, self.in_init
         inside = self.in_init.keys() - self.ranks.endings.keys()
         most = max((self.calls[rank] for rank in inside), default=0)
         missing = {rank for rank in range(self.size) if self.calls.get(rank, 0) < most}
         waits = {rank for rank in inside if self.calls[rank] == most} if missing else set()
         missing = missing or inside - self.closed
+        never = self._never_in_init()
+        if never and not missing:  # nobody is in hvd.init()
+            waits = self.ranks.in_mpi - self.calls.keys() - self.ranks.endings.keys()
+            where, since, missing = MPI_INIT, self.mpi_begun, never if waits else set()
         before = self.wait
         if before and missing and bool(before.waits) == bool(waits):
-            before.waits, before.missing = waits, missing
+            before.where, before.waits, before.missing = where, waits, missing
             return
-        if before and before.said and (all_came or (missing and not waits)):
-            self.say(whereabouts.gathered(now - before.begin, has_ended=not before.waits))
+        if before and before.said:
+            have_begun = before.where == MPI_INIT and not before.missing & never
+            if all_came or have_begun or (missing and not waits):
+                has_ended = not before.waits
+                self.say(whereabouts.gathered(before.where, now - before.begin, has_ended))
         self.wait = None
         if missing:
-            begin = min(self.in_init[rank] for rank in waits) if waits else now
-            self.wait = _Wait(begin, waits, missing)
+            begin = min(since[rank] for rank in waits) if waits else now
+            self.wait = _Wait(where, begin, waits, missing)
             if self.limits.first_s is not None:
                 self.wait.pause_s = self.limits.first_s
                 self.wait.ask_at = max(begin, begin + self.limits.first_s - SAMPLE_S)
+
+    def _never_in_init(self) -> set[int]:
+        """The ranks that have begun neither hvd.init() nor MPI_Init."""
+        begun = self.ranks.in_mpi | self.ranks.done
+        return {r for r in range(self.size) if r not in begun and not self.calls.get(r)}
 
     # ------------------------------------------------------------ what is due
 
@@ -243,11 +264,12 @@ class Watcher:
         who, after_s = self.ranks.who(rank), self.ranks.well[rank] - self.start
         if self.calls.get(rank):  # others call it once more
             return left_early(*who, after_s)
-        return whereabouts.left_before_init(*who, after_s, wait.waits)
+        return whereabouts.left_before_init(*who, after_s, wait.where, wait.waits)
 
     def _shut_down(self, wait: _Wait, now: float) -> None:
         hosts = dict(map(self.ranks.who, sorted(wait.missing)))
-        self.fail(now, whereabouts.not_in_init(wait.waits, hosts, self.limits.shutdown_s))
+        limit_s = self.limits.shutdown_s
+        self.fail(now, whereabouts.not_in_init(wait.where, wait.waits, hosts, limit_s))
 
     def _ask_missing(self, wait: _Wait, now: float) -> None:
         wait.ask_at = None
@@ -298,9 +320,9 @@ class Watcher:
         missing = {rank: self._missing(rank, seen) for rank in sorted(wait.missing)}
         shown = {rank: each for rank, each in missing.items() if each is not None}
         head = whereabouts.in_init(
-            wait.waits, wait.missing, now - wait.begin, self.limits.shutdown_s
+            wait.where, wait.waits, wait.missing, now - wait.begin, self.limits.shutdown_s
         )
-        self._say_where(head, shown, len(missing) - len(shown))
+        self._say_where(head, shown, len(missing) - len(shown), where=wait.where)
         wait.said = True
         wait.ask_at = now + wait.pause_s - SAMPLE_S
         wait.pause_s = min(2 * wait.pause_s, LONGEST_PAUSE_S)
@@ -329,8 +351,9 @@ class Watcher:
         rest: int,
         apart: Collection[int] = (),
         more: Iterable[str] = (),
+        where: str = "",
     ) -> None:
-        lines = whereabouts.entries(seen, self.cwd, rest, apart)
+        lines = whereabouts.entries(seen, self.cwd, rest, apart, where)
         self.say("\n".join([f"hvdrun: {head}:", *lines, *more]))
 
     def _answer(self, answer: Callable[[str], None], _: float, seen: dict[int, Seen]) -> None:

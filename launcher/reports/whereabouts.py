@@ -18,10 +18,10 @@ PYTHON = "Python"
 _LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/\w+)\.py$")
 # An entry names no more hosts.
 MOST_HOSTS = 8
+HVD_INIT, MPI_INIT = "hvd.init()", "MPI_Init"
 # What is known of a rank that was not seen, and of one that was.
 ENDED = "ended with exit code 0"
 NOT_STARTED = "not started"
-NO_ANSWER = "no answer"
 FAILED = "its hvd.init() has raised an error"
 
 SHUTDOWN_VARIABLE = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS"
@@ -81,7 +81,7 @@ def _numbers(text: str, below: int) -> Iterator[int]:
         yield from range(int(found[1]), min(int(found[2] or found[1]) + 1, below))
 
 
-# ---- a wait in hvd.init()
+# ---- a wait in hvd.init() or MPI_Init
 
 
 def named(ranks: Collection[int]) -> str:
@@ -89,26 +89,30 @@ def named(ranks: Collection[int]) -> str:
 
 
 def in_init(
-    waits: Collection[int], missing: Collection[int], for_s: float, shutdown_s: float
+    where: str,
+    waits: Collection[int],
+    missing: Collection[int],
+    for_s: float,
+    shutdown_s: float,
 ) -> str:
     """waits: empty if all have called it and the missing ones are still in it."""
     limit = f"; the job ends at {shutdown_s:g} s ({SHUTDOWN_VARIABLE})" if shutdown_s else ""
     who = (
-        f"{named(waits)} wait{'s'[len(waits) > 1 :]} in hvd.init() for {named(missing)}, which"
+        f"{named(waits)} wait{'s'[len(waits) > 1 :]} in {where} for {named(missing)}, which"
         f" {_have(missing)} not called it"
         if waits
-        else f"all ranks have called hvd.init(), but it has not ended on {named(missing)}"
+        else f"all ranks have called {where}, but it has not ended on {named(missing)}"
     )
     return f"{who} ({duration(for_s)} so far{limit})"
 
 
-def gathered(after_s: float, has_ended: bool) -> str:
-    what = "hvd.init() has ended on all ranks" if has_ended else "all ranks are in hvd.init()"
+def gathered(where: str, after_s: float, has_ended: bool) -> str:
+    what = f"{where} has ended on all ranks" if has_ended else f"all ranks are in {where}"
     return f"hvdrun: {what}, after {duration(after_s)}"
 
 
 def not_in_init(
-    waits: Collection[int], hosts: Mapping[int, str], shutdown_s: float
+    where: str, waits: Collection[int], hosts: Mapping[int, str], shutdown_s: float
 ) -> StartTimeout:
     """hosts: of the missing ranks. waits: empty if they are in it."""
     by_host = groupby(hosts, hosts.__getitem__)
@@ -116,20 +120,22 @@ def not_in_init(
     limit = f"{shutdown_s:g} s ({SHUTDOWN_VARIABLE})"
     if not waits:
         return StartTimeout(
-            f"all ranks have called hvd.init(), but it has not ended on {who} after {limit}; see"
+            f"all ranks have called {where}, but it has not ended on {who} after {limit}; see"
             " that the hosts reach each other (hvdrun --check)"
         )
     return StartTimeout(
-        f"{who} {_have(hosts)} not called hvd.init(), where {named(waits)} {_have(waits)} waited"
+        f"{who} {_have(hosts)} not called {where}, where {named(waits)} {_have(waits)} waited"
         f" for {limit}; {ADVICE}; or give a longer time if a rank prepares something before"
     )
 
 
-def left_before_init(rank: int, host: str, after_s: float, waits: Collection[int]) -> MpirunFailed:
+def left_before_init(
+    rank: int, host: str, after_s: float, where: str, waits: Collection[int]
+) -> MpirunFailed:
     """A rank ended with 0 before it called init, where others wait."""
     return MpirunFailed(
         f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)} and had not called"
-        f" hvd.init(), where {named(waits)} waited for it; {ADVICE}"
+        f" {where}, where {named(waits)} waited for it; {ADVICE}"
     )
 
 
@@ -141,16 +147,20 @@ def _have(ranks: Collection[int]) -> str:
 
 
 def entries(
-    seen: Mapping[int, Seen], cwd: str, rest: int = 0, apart: Collection[int] = ()
+    seen: Mapping[int, Seen],
+    cwd: str,
+    rest: int = 0,
+    apart: Collection[int] = (),
+    where: str = "",
 ) -> Iterator[str]:
     """Ranks that are at the same place are one entry. rest: how many ranks were not asked. apart:
     those that others wait for, as only the stacks of main threads are read, and another thread may
-    be what differs."""
+    be what differs. where: these are the ranks that others wait for in HVD_INIT or MPI_INIT."""
     groups: dict[object, list[int]] = {}
     for rank, each in seen.items():
         groups.setdefault((_place(rank, each, cwd), rank in apart), []).append(rank)
     for ranks in groups.values():
-        yield from _entry(ranks, seen, cwd)
+        yield from _entry(ranks, seen, cwd, where)
     if rest:
         yield f"    and {rest} more ranks"
 
@@ -163,19 +173,30 @@ def _place(rank: int, each: Seen, cwd: str) -> object:
     return (each.note, *stack) if stack else rank
 
 
-def _entry(ranks: Sequence[int], seen: Mapping[int, Seen], cwd: str) -> Iterator[str]:
+def _entry(ranks: Sequence[int], seen: Mapping[int, Seen], cwd: str, where: str) -> Iterator[str]:
     _, before, now, note = seen[ranks[0]]
     hosts = list(dict.fromkeys(seen[rank].host for rank in ranks))
     more = f" and {len(hosts) - MOST_HOSTS} more hosts" if len(hosts) > MOST_HOSTS else ""
     head = f"    {named(ranks)} on {', '.join(hosts[:MOST_HOSTS])}{more}"
     if now is None:
-        yield f"{head}: {note or NO_ANSWER}"
+        no_answer = "the host does not answer" if len(hosts) == 1 else "their hosts do not answer"
+        yield f"{head}: {note or no_answer}"
         return
+    stack = stack_lines(now, cwd)
     loads = "it waits for its DataLoader" if waits_for_loader(now) else ""
-    does = f" {activity(before, now)}" if len(ranks) == 1 else ""
-    why = now.no_frames if now.processes else ""
+    does = f" {activity(before, now, bool(where) and not stack)}" if len(ranks) == 1 else ""
+    # A program that starts MPI by itself need not import hvdlite.
+    why = _why_no_stack(now) if stack or where != MPI_INIT else ""
     yield "; ".join([head + does, *filter(None, (note, loads, why))])
-    yield from (f"        {line}" for line in stack_lines(now, cwd))
+    yield from (f"        {line}" for line in stack)
+
+
+def _why_no_stack(now: Look) -> str:
+    if not now.no_frames or not now.processes:
+        return ""
+    names = (process.command.partition(" ")[0] for process in now.processes)
+    has_python = any(re.search("python|pypy", name, re.IGNORECASE) for name in names)
+    return now.no_frames + ("" if has_python else ": no process of it is named python")
 
 
 def waits_for_loader(now: Look) -> bool:

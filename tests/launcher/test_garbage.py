@@ -42,8 +42,8 @@ LOOK = json.dumps(
     {
         "at": 5.5,
         "processes": [
-            [7, 1, "S", 0.5, "python train.py", "reads from /data/x"],
-            [8, 7, "D", 1e3, "cp", ""],
+            [7, 1, "S", 0.5, "python train.py", True, "reads from /data/x"],
+            [8, 7, "D", 1e3, "cp", False, ""],
         ],
         "frames": [["/a/train.py", 7, "load", ""], ["/b/torch/x.py", 1, "f", "torch"]],
         "no_frames": "",
@@ -109,8 +109,8 @@ def texts(*given):
 
 
 @given(edited([LOOK]))
-@example(b'{"at": NaN, "processes": [[7, 1, "S", Infinity, "x", ""]]}')
-@example(b'{"at": 1, "processes": [[7, 1, "", 0, "x", ""]], "frames": [["", 0, "", ""]]}')
+@example(b'{"at": NaN, "processes": [[7, 1, "S", Infinity, "x", 0, ""]]}')
+@example(b'{"at": 1, "processes": [[7, 1, "", 0, "x", 0, ""]], "frames": [["", 0, "", ""]]}')
 def test_a_look_of_a_rank_is_shown_or_passed_over(data):
     found = read_look(data)
     if found is None:

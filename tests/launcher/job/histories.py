@@ -109,7 +109,7 @@ def init(at, *ranks, kind=INIT_BEGUN):
 def seen(at, rank, cpu_s=0.0, state="S", children=(), by=None, frames=(), why=""):
     """A keeper's answer about a rank that runs train.py, by its host's clock. frames: its stack;
     None: it was not asked for."""
-    processes = [[100 + rank, 1, state, cpu_s, "python train.py", ""], *children]
+    processes = [[100 + rank, 1, state, cpu_s, "python train.py", False, ""], *children]
     look = {"at": at if by is None else by, "processes": processes}
     if frames is not None:
         look |= {"frames": frames, "no_frames": why}

@@ -1,8 +1,8 @@
-"""Histories of jobs whose ranks wait in hvd.init() for others."""
+"""Histories of jobs whose ranks wait in hvd.init() or MPI_Init for others."""
 
 from hvdrun.errors import MpirunFailed, StartTimeout
 from hvdrun.job.actions import EndHosts, Finish, Look
-from hvdrun.job.events import RankEnded
+from hvdrun.job.events import RankEnded, RankLeftMpi
 from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
 from tests.launcher.job.histories import (
     History,
@@ -10,6 +10,7 @@ from tests.launcher.job.histories import (
     begun,
     command,
     ends,
+    in_mpi,
     init,
     over,
     seen,
@@ -18,13 +19,14 @@ from tests.launcher.job.histories import (
 
 # Processes that a rank has started.
 COPIES = [
-    [201, 103, "S", 0.0, "sh fetch", ""],
+    [201, 103, "S", 0.0, "sh fetch", False, ""],
     [
         202,
         201,
         "D",
         0.0,
         "cp /data \x1b[2J",
+        False,
         "reads from /data/x \x1b[2J (nfs4 of server9:/)",
     ],
 ]
@@ -116,6 +118,15 @@ INIT = {
         73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 2.0 s and had not called hvd.init()",),
+    ),
+    "a rank ends with 0 before MPI_Init, as PMI shows": History(
+        [*begun(), *in_mpi(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
+        ends(7.0, over_at=7.2),
+        73,
+        error=MpirunFailed,
+        words=(
+            "rank 1 on a ended with exit code 0 after 2.0 s and had not called MPI_Init, where",
+        ),
     ),
     "ranks end with 0 and none of the others is in init": History(
         [*begun(), *well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)],
@@ -235,7 +246,7 @@ INIT = {
                 (
                     "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
                     " (15.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
-                    " train.py (process 101)\n    ranks 2-3 on b: no answer"
+                    " train.py (process 101)\n    ranks 2-3 on b: the host does not answer"
                 ),
             ),
             (
@@ -401,6 +412,46 @@ INIT = {
             (36.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
         ],
     ),
+    "MPI shows the beginning of MPI_Init, and the program calls init later": History(
+        [
+            *begun(),
+            *in_mpi(1.0, 0, 1, 2, 3),
+            *init(2.0, 0),
+            *well(3.0, 1),
+            *asked(6.1, 0, 2, 3),
+            *over(6.2),
+        ],
+        ends(6.0, over_at=6.2),
+        73,
+        error=MpirunFailed,
+        words=(
+            "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
+        ),
+    ),
+    "ranks wait in MPI_Init for one that comes late": History(
+        [
+            *begun(),
+            *in_mpi(1.0, 0, 1, 2),
+            *seen(10.6, 3),
+            *seen(11.1, 3, why="it has not imported hvdlite"),
+            *in_mpi(15.0, 3),
+            *((39.0, RankLeftMpi(rank)) for rank in range(4)),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (
+                11.1,
+                (
+                    "hvdrun: ranks 0-2 wait in MPI_Init for rank 3, which has not called it (10.1 s"
+                    " so far):\n    rank 3 on b sleeps: python train.py (process 103)"
+                ),
+            ),
+            (15.0, "hvdrun: all ranks are in MPI_Init, after 14.0 s"),
+        ],
+    ),
     "a rank that can't tell comes to init": History(
         [
             *begun(),
@@ -437,7 +488,7 @@ INIT = {
                 16.0,
                 (
                     "hvdrun: rank 0 waits in hvd.init() for ranks 1-45, which have not called it"
-                    " (15.0 s so far):\n    ranks 1-32 on a, b: no answer\n"
+                    " (15.0 s so far):\n    ranks 1-32 on a, b: their hosts do not answer\n"
                     "    and 13 more ranks"
                 ),
             ),

@@ -21,7 +21,7 @@ def reported(at, rank=0, text=LATE):
 
 
 def stack(at, rank, frames=FRAMES):
-    processes = [[100 + rank, 1, "S", 1.0, "python train.py", "waits for a lock"]]
+    processes = [[100 + rank, 1, "S", 1.0, "python train.py", False, "waits for a lock"]]
     answer = {"at": at, "processes": processes, "frames": frames, "no_frames": ""}
     return [(at, RankLooked(rank, json.dumps(answer).encode()))]
 
@@ -59,7 +59,7 @@ def test_a_rank_that_gives_no_answer_is_waited_for_five_seconds():
     _, actions, _ = play(begun() + reported(10.0) + answers)
     ((at, text),) = said(actions)
     assert at == 15.5
-    assert "    rank 2 on b: no answer\n    ranks 0-1,3 on a, b\n" in text
+    assert "    rank 2 on b: the host does not answer\n    ranks 0-1,3 on a, b\n" in text
 
 
 def test_a_rank_that_ends_meanwhile_is_not_waited_for():

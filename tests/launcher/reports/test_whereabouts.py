@@ -6,6 +6,8 @@ from hvdrun.reports.looks import Frame, Look, Process
 from hvdrun.reports.whereabouts import (
     ENDED,
     FAILED,
+    HVD_INIT,
+    MPI_INIT,
     NOT_STARTED,
     Seen,
     Stall,
@@ -34,7 +36,7 @@ LOADER = (
 
 
 def look(pid, frames, state="S", why=""):
-    return Look(1.0, (Process(pid, 1, state, 2.0, "python train.py"),), frames, why)
+    return Look(1.0, (Process(pid, 1, state, 2.0, "python train.py", True),), frames, why)
 
 
 def seen(pid, frames, host="server1", state="S", why=""):
@@ -133,7 +135,7 @@ def test_ranks_without_a_stack_are_described_one_by_one_and_those_that_were_not_
         6: Seen("server3", note=NOT_STARTED),
     }
     assert list(entries(found, CWD, rest=9)) == [
-        "    rank 0 on server1: no answer",
+        "    rank 0 on server1: the host does not answer",
         (
             "    rank 1 on server1 is stopped (`kill -CONT 7` there lets it go on): python train.py"
             " (process 7)"
@@ -156,6 +158,26 @@ def test_a_rank_whose_init_has_failed_is_shown_apart_from_others_at_the_same_pla
         f"    rank 1 on server1 sleeps: python train.py (process 6); {FAILED}",
         place,
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "where", "more"),
+    [
+        ("python train.py", HVD_INIT, "; it has loaded MPI; it has not imported hvdlite"),
+        (
+            "bash run.sh",
+            HVD_INIT,
+            ("; it has loaded MPI; it has not imported hvdlite: no process of it is named python"),
+        ),
+        ("python train.py", MPI_INIT, "; it has loaded MPI"),  # it need not import hvdlite
+        ("python train.py", "", "; it has not imported hvdlite"),
+    ],
+)
+def test_of_a_rank_without_a_stack_it_is_said_why(command, where, more):
+    process = Process(7, 1, "S", 2.0, command, True)
+    found = {0: Seen("a", now=Look(1.0, (process,), (), "it has not imported hvdlite"))}
+    (line,) = entries(found, CWD, where=where)
+    assert line == f"    rank 0 on a sleeps (2.0 s of CPU so far): {command} (process 7){more}"
 
 
 def test_an_entry_names_some_of_its_hosts():
