@@ -75,7 +75,7 @@ def standings(boxes: Mapping[int, Box], num_ranks: int) -> list[Standing]:
     most = most_compared(len(boxes))
     kept = {rank: boxes[rank].operations for rank in sorted(boxes)}
     # Numbers count from 1, and an operation that waits may be kept for longer than newer ones.
-    are_unsure = {
+    are_cut = {
         rank
         for rank, ops in kept.items()
         if len(ops) > most or (ops and (ops[0].number > 1 or ops[-1].number > ENTRIES))
@@ -84,17 +84,19 @@ def standings(boxes: Mapping[int, Box], num_ranks: int) -> list[Standing]:
         rank: tuple(each for each in ops[-most:] if each.kind not in MESSAGES)
         for rank, ops in kept.items()
     }
+    lack_counts: dict[int, set[int]] = {}  # by team
     uncounted = {each.identity[:3] for ops in kept.values() for each in ops if not each.round}
     for rank, ops in kept.items():
         for each in ops:
             if not each.round:
-                are_unsure.add(rank)
+                lack_counts.setdefault(each.team, set()).add(rank)
             if each.identity[:3] not in uncounted:
                 by_team.setdefault(each.team, {}).setdefault(rank, []).append(each)
                 members[each.team] = max(members[each.team], each.members)
                 latest[each.team] = max(latest[each.team], each.number)
     found = []
     for team in sorted(by_team, key=lambda team: -latest[team]):
+        are_unsure = are_cut | lack_counts.get(team, set())
         # Of a team of all ranks, those too that have called nothing.
         ranks = kept if members[team] >= num_ranks else by_team[team]
         by_rank = {
