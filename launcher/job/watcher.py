@@ -176,13 +176,13 @@ class Watcher:
         if (found := read_look(data)) is None:
             return
         for inquiry in list(self.inquiries):
-            if not inquiry.has_asked_again:
-                if rank in inquiry.ranks:
-                    inquiry.before[rank] = found
-            elif rank in inquiry.pending and found.frames is not None:
+            if rank in inquiry.pending and found.frames is not None:
                 inquiry.now[rank] = found
                 inquiry.pending.discard(rank)
                 self._end_if_complete(now, inquiry)
+            elif rank in inquiry.ranks and rank not in inquiry.now:
+                # The first one: a later one may be for another inquiry, and just before the last.
+                inquiry.before.setdefault(rank, found)
 
     def on_closed_files(self, now: float, rank: int) -> None:
         self.closed.add(rank)
