@@ -335,7 +335,9 @@ class Watcher:
         if rank not in self.ranks.started:
             return Seen(host, note=whereabouts.NOT_STARTED)
         found = seen.get(rank)
-        return found._replace(note=whereabouts.FAILED) if found and failed else found
+        if found and found.now and failed:
+            return found._replace(note=whereabouts.FAILED)
+        return found
 
     def _say_stall(self, stall: Stall, rest: int, _: float, seen: dict[int, Seen]) -> None:
         if self.is_over or not seen:

@@ -372,6 +372,29 @@ INIT = {
             )
         ],
     ),
+    "init raises an error on a rank whose host does not answer then": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            *init(1.5, 3, kind=INIT_FAILED),
+            *init(20.0, 3),
+            *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (
+                16.0,
+                (
+                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
+                    " (15.0 s so far):\n    rank 3 on b: the host does not answer"
+                ),
+            ),
+            (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
+        ],
+    ),
     "init raises an error on the rank that waits: nobody says that all have come": History(
         [
             *begun(),
