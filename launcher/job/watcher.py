@@ -38,8 +38,9 @@ FIRST_S = 10.0
 LONGEST_PAUSE_S = 600.0
 # A rank that has ended with 0 while others wait for it in init ends the job after this time.
 LEFT_S = 5.0
-# After a report of the stall check, others are not answered for so long: many operations may wait.
-STALL_PAUSE_S = 5.0
+# After a report of the stall check, others are not answered for so long: many operations may wait,
+# and what the ranks have recorded is kept for one inquiry only.
+STALL_PAUSE_S = SAMPLE_S + ANSWER_S
 # A report shows no more ranks, those that others wait for first.
 MOST_RANKS = 32
 # The same for the answer to somebody who asks where all are.

@@ -162,7 +162,7 @@ def entries(
     for ranks in groups.values():
         yield from _entry(ranks, seen, cwd, where)
     if rest:
-        yield f"    and {rest} more ranks"
+        yield f"    and {rest} more rank{'s' * (rest > 1)}"
 
 
 def _place(rank: int, each: Seen, cwd: str) -> object:

@@ -160,6 +160,16 @@ def test_of_ranks_that_have_answered_the_operations_are_compared():
     assert "    rank 2 called allreduce 'x' where ranks 0-1,3 called allreduce 'y'" in text
 
 
+def test_a_report_that_follows_while_a_host_does_not_answer_loses_nothing_of_the_first():
+    events = begun() + reported(10.0)
+    for rank in (0, 1, 2):
+        events += box_now(10.7, rank, "ax" if rank == 2 else "ay") + stack(10.7, rank)
+    _, actions, _ = play(events + reported(15.2, rank=1))
+    (at, text), *_ = said(actions)
+    assert at == 15.5
+    assert "    rank 2 called allreduce 'x' where ranks 0-1 called allreduce 'y'" in text
+
+
 def test_what_a_rank_has_sent_for_an_earlier_question_is_not_compared():
     events = begun() + box_now(5.0, 2, "ax") + reported(10.0)
     for rank in (0, 1, 3):

@@ -180,6 +180,10 @@ def test_of_a_rank_without_a_stack_it_is_said_why(command, where, more):
     assert line == f"    rank 0 on a sleeps (2.0 s of CPU so far): {command} (process 7){more}"
 
 
+def test_one_rank_that_was_not_asked_is_no_ranks():
+    assert list(entries({}, CWD, rest=1)) == ["    and 1 more rank"]
+
+
 def test_an_entry_names_some_of_its_hosts():
     many = {number: seen(number, MAIN, host=f"host{number}") for number in range(20)}
     assert next(entries(many, CWD)).endswith(" host6, host7 and 12 more hosts")
