@@ -31,6 +31,10 @@ TELLS_AT_LEAST_EVERY_S = 15.0
 # The recent part of a record is about the last so many seconds, and at least so many steps.
 RECENT_S = 60.0
 RECENT_STEPS = 32
+# Fewer steps say nothing about which rank is late, or which link slow. A cgroup throttles its ranks
+# if its quota was used up in this part of the periods.
+FEWEST_STEPS = 20
+THROTTLED = 0.25
 _LONGEST_NAME = 80
 _LONGEST_ADDRESS = 39  # of IPv6
 _MOST = 1e12
@@ -93,6 +97,11 @@ class Record(NamedTuple):
     # record, whose `steps` counts the step before the minute, too. It may be of another optimizer:
     # that with most steps in this time. None: not known.
     recent: Record | None = None
+
+    @property
+    def throttled(self) -> float:
+        """The part of its periods in which the quota was used up."""
+        return self.stopped / self.periods if self.periods >= 1 else 0.0
 
 
 def of_world(record: Record, **given: Any) -> Record:

@@ -108,7 +108,7 @@ def metrics() -> Metrics:
         "data": record.data,
         "waited": record.waited,
         "cpu": record.cpu,
-        "throttled": record.stopped / record.periods if record.periods else 0.0,
+        "throttled": record.throttled,
         "last_step": {
             "all": seconds,
             "computing": max(0.0, seconds - data - waited),

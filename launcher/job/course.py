@@ -61,7 +61,6 @@ from hvdrun.job.events import (
     ToStop,
 )
 from hvdrun.job.far_hosts import FarHost, FarHosts, failure_of
-from hvdrun.job.init_watch import InitWatch, limits
 from hvdrun.job.leaving import Leaving
 from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
@@ -70,15 +69,14 @@ from hvdrun.job.pulses import Pulses
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.recorded import Recorded
 from hvdrun.job.signs_of_life import QUIET_S
-from hvdrun.job.stall_watch import StallWatch
 from hvdrun.job.steps_told import StepsTold
 from hvdrun.job.supervision import ONE_ACT_S, Supervision
-from hvdrun.job.whereabouts import Whereabouts
+from hvdrun.job.watcher import Watcher, limits
 from hvdrun.machine import notes
 from hvdrun.plan.command import Command
 from hvdrun.plan.job_hosts import is_started_everywhere
 from hvdrun.records import Record, parse
-from hvdrun.reports import figures, lacking, prometheus, slow_ranks
+from hvdrun.reports import figures, lacking, prometheus
 from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
@@ -92,6 +90,7 @@ from hvdrun.reports.failure_report import (
     paused,
     unstoppable,
 )
+from hvdrun.reports.late import so_far
 
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
@@ -133,8 +132,9 @@ class Course:
         self.finished = False
         self.actions: list[Action] = []  # of the event that is being handled
         self.closed_files = ClosedFiles()
-        self.init_watch = InitWatch(
+        self.watcher = Watcher(
             self.ranks,
+            self.recorded,
             limits(command.environment),
             begin,
             supervision.cwd,
@@ -142,11 +142,7 @@ class Course:
             lambda *look: self.actions.append(Look(*look)),
             self._fail,
         )
-        self.whereabouts = Whereabouts(self.ranks, lambda *look: self.actions.append(Look(*look)))
-        self.stall_watch = StallWatch(
-            self.ranks, self.whereabouts, self.recorded, supervision.cwd, self._say
-        )
-        self.leaving = Leaving(self.ranks, self.init_watch, begin, self._say, self._fail, self._end)
+        self.leaving = Leaving(self.ranks, self.watcher, begin, self._say, self._fail, self._end)
 
     def on(self, now: float, event: Event) -> list[Action]:
         """Returns the actions that the event asks for. `now` never goes back."""
@@ -158,7 +154,7 @@ class Course:
                     self._fail(now, misplaced(wrong, self.command.starter))
             case RankInMpi(rank):
                 self.ranks.in_mpi.add(rank)
-                self.init_watch.on_mpi(now, rank)
+                self.watcher.on_mpi(now, rank)
             case RankLeftMpi(rank):
                 self.ranks.in_mpi.discard(rank)
                 self.ranks.done.add(rank)
@@ -171,25 +167,23 @@ class Course:
             case RankSaid(rank, notes.PREEMPTED):
                 self.preemption.told.add(rank)
             case RankSaid(_, notes.STALLED, data):
-                self.stall_watch.on_report(now, data)
-            case RankSaid(rank, kind, data):
-                if kind == notes.INIT_DONE:
-                    self.stall_watch.on_init(rank, data)
-                self.init_watch.on_note(now, rank, kind)
+                self.watcher.on_stall(now, data)
+            case RankSaid(
+                rank, (notes.INIT_BEGUN | notes.INIT_DONE | notes.INIT_FAILED) as kind, data
+            ):
+                self.watcher.on_note(now, rank, kind, data)
             case RankLooked(rank, look):
-                self.init_watch.on_look(now, rank, look)
-                self.whereabouts.on_look(now, rank, look)
+                self.watcher.on_look(now, rank, look)
             case RankRecorded(rank, operations, is_running):
                 self.recorded.on_operations(rank, operations, is_running)
             case StacksAsked(asker):
-                self.stall_watch.ask(now, lambda text: self.actions.append(Answer(asker, text)))
+                self.watcher.on_question(now, lambda text: self.actions.append(Answer(asker, text)))
             case MetricsAsked(asker, as_json):
                 text = self.figures(now) if as_json else self._so_far(now)
                 self.actions.append(Answer(asker, text))
             case RankClosedFiles(rank, at):
                 self.closed_files.at.setdefault(rank, at)
-                self.init_watch.closed.add(rank)
-                self.init_watch.update(now)
+                self.watcher.on_closed_files(now, rank)
             case RankEnded(rank, how, at):
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank, nonsense):
@@ -297,9 +291,7 @@ class Course:
             ranks.fail(failure, self.ending.has_begun and not was_before)
             if ranks.failures and not self.ending.has_begun:
                 self._end(now, GRACE_S)
-        if not self.ending.has_begun:
-            self.init_watch.update(now)
-        self.whereabouts.update(now)
+        self.watcher.update(now)
 
     def _host_ended(self, now: float, event: HostEnded) -> None:
         host = self.hosts.remove(event.host)
@@ -329,7 +321,7 @@ class Course:
     def _so_far(self, now: float) -> str:
         records, size = self.summaries, self.ranks.num_proc
         silent_s = self.steps_told.silent_s(now, records)
-        return slow_ranks.so_far(records, size, self.command.host_of, silent_s)
+        return so_far(records, size, self.command.host_of, silent_s)
 
     def figures(self, now: float | None = None) -> str:
         """As JSON. now: None if the job has ended."""
@@ -368,7 +360,7 @@ class Course:
             return
         if (at := self.passing_on.due_at()) is not None:
             yield at, lambda now: self.actions.extend(map(Say, self.passing_on.reports(now)))
-        yield from self.whereabouts.deadlines()
+        yield from self.watcher.deadlines()
         if self.ending.has_begun:
             yield self.ending.give_up_at, self._finish
             if self.mpirun.runs:
@@ -383,7 +375,6 @@ class Course:
         if self.hosts.quiet.say_at is not None:
             yield self.hosts.quiet.say_at, self._say_quiet
         yield from self.leaving.deadlines()
-        yield from self.init_watch.deadlines()
         for at, _ in self.closed_files.to_say(self._in_mpi()):
             yield at, self._say_closed
 
@@ -414,7 +405,7 @@ class Course:
     def _in_mpi(self) -> set[int]:
         """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""
         ranks = self.ranks
-        return (self.init_watch.begun.keys() | ranks.in_mpi) - ranks.done - ranks.endings.keys()
+        return (self.watcher.calls.keys() | ranks.in_mpi) - ranks.done - ranks.endings.keys()
 
     def _help_mpirun(self, now: float) -> None:
         self.ending.look_at_mpirun(now, is_alone=False)
@@ -456,7 +447,7 @@ class Course:
 
     def _end(self, now: float, grace_s: float, first: int = signal.SIGTERM) -> None:
         self.ending.begin(now, grace_s, first)
-        self.stall_watch.is_over = True
+        self.watcher.is_over = True
         self.actions.append(EndAll(grace_s, first))
 
     def _release(self) -> None:

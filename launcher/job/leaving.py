@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.init_watch import InitWatch
 from hvdrun.job.ranks import Ranks
+from hvdrun.job.watcher import Watcher
 from hvdrun.reports.failure_report import left_early, run_on
 
 # After a rank has left without MPI_Finalize, the others have this long to leave, too.
@@ -24,14 +24,14 @@ class Leaving:
     def __init__(
         self,
         ranks: Ranks,
-        init_watch: InitWatch,
+        watcher: Watcher,
         start: float,
         say: Callable[[str], None],
         fail: Callable[[float, LaunchError], None],
         end: Callable[[float, float], None],
     ) -> None:
         self.ranks = ranks
-        self.init_watch = init_watch
+        self.watcher = watcher
         self.start = start
         self.say = say
         self.fail = fail
@@ -50,9 +50,8 @@ class Leaving:
 
     def error_of(self, rank: int) -> LaunchError:
         """The error about a rank that has left too early."""
-        if self.init_watch.has_left(rank):
-            return self.init_watch.left(rank)
-        return left_early(*self.ranks.who(rank), self.ranks.well[rank] - self.start)
+        after_s = self.ranks.well[rank] - self.start
+        return self.watcher.error_of(rank) or left_early(*self.ranks.who(rank), after_s)
 
     def deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
         """The times at which something is due, and what."""

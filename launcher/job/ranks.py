@@ -82,7 +82,7 @@ class Ranks:
     def first_that_left(self) -> tuple[int, float] | None:
         """The first rank that ended with 0 between MPI_Init and MPI_Finalize while others are in
         MPI, and the time when the last such rank left. The others need all ranks: in a collective,
-        or at the latest in MPI_Finalize. (For ranks that ended before MPI_Init see `init_watch`.)
+        or at the latest in MPI_Finalize. (For ranks that ended before MPI_Init see `watcher`.)
         """
         early = self._left_early
         if not early or not self.in_mpi - self.endings.keys():

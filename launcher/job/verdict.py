@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
 from hvdrun.job.course import Course
-from hvdrun.reports import slow_ranks
-from hvdrun.reports.arrivals import FEWEST_STEPS
+from hvdrun.records import FEWEST_STEPS
+from hvdrun.reports import late
 from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.reports.failure_report import (
     Failure,
@@ -63,7 +63,7 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
     age_s = course.steps_told.age_s(now) if found.exit_code else 0.0
     when = f"as told up to {age_s:.0f} s before the end: " if age_s >= LATEST_S else ""
     line = f"hvdrun: {when}{summary_of(course.summaries, course.command.num_proc)}"
-    table = slow_ranks.report(course.summaries, course.command.host_of)
+    table = late.report(course.summaries, course.command.host_of)
     # Below the table, the report repeats the words of the rank that has failed.
     lines = line, *table, *found.lines
     return found._replace(lines=lines, brief=lines)

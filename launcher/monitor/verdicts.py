@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hvdrun.records import Record
-from hvdrun.reports.arrivals import FEWEST_STEPS, compare
-from hvdrun.reports.slow_ranks import verdicts, with_steps
+from hvdrun.records import FEWEST_STEPS, Record
+from hvdrun.reports.late import compare, verdicts, with_steps
 
 
 class Verdicts(NamedTuple):

@@ -6,16 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdrun.records import Record
+from hvdrun.records import THROTTLED, Record
 from hvdrun.reports import links
-from hvdrun.reports.arrivals import (
-    THROTTLED,
+from hvdrun.reports.late import (
+    NOTHING_TOLD,
     Arrivals,
+    HostOf,
     compare,
     throttled_cores,
-    throttled_part,
+    verdicts,
+    with_steps,
 )
-from hvdrun.reports.slow_ranks import NOTHING_TOLD, HostOf, verdicts, with_steps
 
 # Grows if a field changes its meaning or is removed, not if one is added.
 VERSION = 1
@@ -26,7 +27,7 @@ def as_json(
     records: Mapping[int, Record], num_proc: int, host_of: HostOf, silent_s: float | None = None
 ) -> str:
     """One document, in one line. docs/reference/metrics.md describes it. silent_s: as for
-    `slow_ranks.so_far`."""
+    `late.so_far`."""
     recent = {rank: record.recent for rank, record in records.items() if record.recent}
     document = {
         "version": VERSION,
@@ -63,7 +64,7 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
         "throttled": [
             {"rank": rank, "host": host_of(rank), "periods": part} | _cores(record)
             for rank, record in timed.items()
-            if (part := throttled_part(record)) >= THROTTLED
+            if (part := record.throttled) >= THROTTLED
         ],
         "links": [_link(pair) for pair in pairs],
         "slow_link": _slow_link(timed, found, pairs, host_of),
@@ -84,7 +85,7 @@ def _row(
         "data": record.data,
         "waited": record.waited,
         "cpu": record.cpu,
-        "throttled": throttled_part(record),
+        "throttled": record.throttled,
         "communication_of_a_step": arrivals.communication_s if arrivals else None,
         "last_in": last.share if last else None,
         "last_by": last.by_s if last else None,

@@ -12,13 +12,14 @@ it long ago, and nothing is said. Of a rank that has kept all that it ever calle
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from hvdrun.machine.box_layout import ENTRIES
-from hvdrun.output.folding import spans
 from hvdrun.reports.black_box import MESSAGES, Box, Operation
+from hvdrun.reports.whereabouts import named
 
 Identity = tuple[int, int, int, int]
 JOIN = "join"
@@ -69,52 +70,43 @@ def standings(boxes: Mapping[int, Box], num_ranks: int) -> list[Standing]:
     """Of each team of several ranks, those with the most ranks first, and of these the latest.
     num_ranks: of the job; boxes of some may be missing."""
     by_team: dict[int, dict[int, list[Operation]]] = {}
-    members: dict[int, int] = {}
-    latest: dict[int, int] = {}
+    members: Counter[int] = Counter()
+    latest: Counter[int] = Counter()
     most = most_compared(len(boxes))
-    are_cut = set()
-    for rank in sorted(boxes):
-        kept = boxes[rank].operations
-        # Numbers count from 1, and an operation that waits may be kept for longer than newer ones.
-        if len(kept) > most or (kept and (kept[0].number > 1 or kept[-1].number > ENTRIES)):
-            are_cut.add(rank)
-        for each in kept[-most:]:
-            if each.kind not in MESSAGES:
+    kept = {rank: boxes[rank].operations for rank in sorted(boxes)}
+    # Numbers count from 1, and an operation that waits may be kept for longer than newer ones.
+    are_cut = {
+        rank
+        for rank, ops in kept.items()
+        if len(ops) > most or (ops and (ops[0].number > 1 or ops[-1].number > ENTRIES))
+    }
+    kept = {
+        rank: tuple(each for each in ops[-most:] if each.kind not in MESSAGES)
+        for rank, ops in kept.items()
+    }
+    lack_counts: dict[int, set[int]] = {}  # by team
+    uncounted = {each.identity[:3] for ops in kept.values() for each in ops if not each.round}
+    for rank, ops in kept.items():
+        for each in ops:
+            if not each.round:
+                lack_counts.setdefault(each.team, set()).add(rank)
+            if each.identity[:3] not in uncounted:
                 by_team.setdefault(each.team, {}).setdefault(rank, []).append(each)
-                members[each.team] = max(members.get(each.team, 0), each.members)
-                latest[each.team] = max(latest.get(each.team, 0), each.number)
+                members[each.team] = max(members[each.team], each.members)
+                latest[each.team] = max(latest[each.team], each.number)
     found = []
     for team in sorted(by_team, key=lambda team: -latest[team]):
-        by_rank, are_unsure = _counted(by_team[team])
-        are_unsure |= are_cut
-        if members[team] >= num_ranks:  # those too that have called nothing
-            by_rank = {rank: by_rank.get(rank, []) for rank in sorted(boxes)}
+        are_unsure = are_cut | lack_counts.get(team, set())
+        # Of a team of all ranks, those too that have called nothing.
+        ranks = kept if members[team] >= num_ranks else by_team[team]
         by_rank = {
-            rank: operations
-            for rank, operations in by_rank.items()
-            if operations or rank not in are_unsure
+            rank: by_team[team].get(rank, [])
+            for rank in ranks
+            if rank in by_team[team] or rank not in are_unsure
         }
         if len(by_rank) > 1:
             found.append(_standing(by_rank, are_unsure))
     return sorted(found, key=lambda each: -len(each.ranks))
-
-
-def _counted(
-    by_rank: dict[int, list[Operation]],
-) -> tuple[dict[int, list[Operation]], set[int]]:
-    """Without the names that some rank has not counted; and these ranks."""
-    uncounted = {
-        rank: {each.identity[:3] for each in operations if not each.round}
-        for rank, operations in by_rank.items()
-    }
-    dropped = set().union(*uncounted.values())
-    if not dropped:
-        return by_rank, set()
-    counted = {
-        rank: [each for each in operations if each.identity[:3] not in dropped]
-        for rank, operations in by_rank.items()
-    }
-    return counted, {rank for rank, names in uncounted.items() if names}
 
 
 class _Knowledge:
@@ -256,22 +248,21 @@ def summary(boxes: Mapping[int, Box], endings: Mapping[int, str], num_ranks: int
 def _lines(
     standing: Standing, endings: Mapping[int, str], most_groups: int, most_shown: int
 ) -> list[str]:
-    who = _ranks(standing.ranks)
+    who = named(standing.ranks)
+    lines = [f"{who} have not all ended any of the operations that are kept"]
     if standing.last:
-        last = _title(standing.last)
-        lines = [f"the last operation that {who} have all ended is {last}"]
-    else:
-        lines = [f"{who} have not all ended any of the operations that are kept"]
-    for group in standing.groups[:most_groups]:
-        lines.append(f"    {_went_on(group, standing, endings, most_shown)}")
-    if more := len(standing.groups) - most_groups:
-        lines += [f"    and {more} more groups of ranks"] if more > 0 else []
-    lines += [f"    {line}" for line in _orders(standing)]
-    return lines
+        lines = [f"the last operation that {who} have all ended is {_title(standing.last)}"]
+    lines += [
+        f"    {_went_on(group, standing, endings, most_shown)}"
+        for group in standing.groups[:most_groups]
+    ]
+    if (more := len(standing.groups) - most_groups) > 0:
+        lines.append(f"    and {more} more groups of ranks")
+    return lines + [f"    {line}" for line in _orders(standing)]
 
 
 def _went_on(group: Group, standing: Standing, endings: Mapping[int, str], most_shown: int) -> str:
-    who = _ranks(group.ranks)
+    who = named(group.ranks)
     ended = {endings[rank] for rank in group.ranks if rank in endings}
     left = f" and {ended.pop()}" if len(ended) == 1 and set(group.ranks) <= set(endings) else ""
     if not group.ahead:
@@ -300,7 +291,7 @@ def _titles(operations: Sequence[Operation], most: int) -> str:
 def _state(each: Operation, lacking: Sequence[int]) -> str:
     if lacking:
         have = "has" if len(lacking) == 1 else "have"
-        return f", which {_ranks(lacking)} {have} not called"
+        return f", which {named(lacking)} {have} not called"
     if each.has_succeeded:
         return " (ended)"
     if each.started:
@@ -323,14 +314,10 @@ def _orders(standing: Standing) -> Iterable[str]:
             standing.lacking[b.identity]
         ) >= set(first.ranks):
             yield (
-                f"{_ranks(other.ranks)} called {_title(b)} where {_ranks(first.ranks)} called"
+                f"{named(other.ranks)} called {_title(b)} where {named(first.ranks)} called"
                 f" {_title(a)}"
             )
             return
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(sorted(ranks))}"
 
 
 def _title(each: Operation) -> str:

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import inf
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hvdrun.records import LEAST_BUSY_S, Record
-from hvdrun.reports.arrivals import FEWEST_STEPS, THROTTLED, Arrivals, throttled_part
+from hvdrun.records import FEWEST_STEPS, LEAST_BUSY_S, THROTTLED, Record
+
+if TYPE_CHECKING:
+    from hvdrun.reports.late import Arrivals
 
 # What bounds of a rate take. Programs get a rate whose upper bound is no more than so many times
 # the lower one.
@@ -156,7 +158,7 @@ def _places(records: Mapping[int, Record], host_of: HostOf) -> dict[str, str]:
 def verdicts(
     records: Mapping[int, Record], found: Sequence[Arrivals] | None, host_of: HostOf
 ) -> list[str]:
-    """In words; nothing if no link is slow. found: what `arrivals.compare` finds in the records."""
+    """In words; nothing if no link is slow. found: what `late.compare` finds in the records."""
     pairs = pairs_of(records, host_of)
     if not takes_time(records, found):
         return []
@@ -194,7 +196,7 @@ def takes_time(records: Mapping[int, Record], found: Sequence[Arrivals] | None) 
 
 def throttled_hosts(records: Mapping[int, Record], host_of: HostOf) -> set[str]:
     """A host whose ranks lack CPU time is not accused of a slow link."""
-    return {host_of(rank) for rank, each in records.items() if throttled_part(each) >= THROTTLED}
+    return {host_of(rank) for rank, each in records.items() if each.throttled >= THROTTLED}
 
 
 def slow_link(pairs: Iterable[Pair], excused: Iterable[str] = ()) -> SlowLink | None:

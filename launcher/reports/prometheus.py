@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from hvdrun.records import Record
 from hvdrun.reports import links
-from hvdrun.reports.arrivals import compare
 from hvdrun.reports.figures import computing_s
-from hvdrun.reports.slow_ranks import HostOf, with_steps
+from hvdrun.reports.late import HostOf, compare, with_steps
 
 Labels = Mapping[str, object]
 
@@ -55,7 +54,7 @@ def text_of(
     silent_s: float | None = None,
 ) -> str:
     """The file. labels: of every value; size: how many ranks the job has; silent_s: as for
-    `slow_ranks.so_far`: then what was true in the last minute before is not told as if it were
+    `late.so_far`: then what was true in the last minute before is not told as if it were
     now."""
     ranks = {rank: {**labels, "rank": rank, "host": host_of(rank)} for rank in sorted(records)}
     timed = with_steps(records)

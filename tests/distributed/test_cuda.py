@@ -22,7 +22,7 @@ import hvdlite as hvd
 from hvdlite.distributed import cuda_calls
 from hvdlite.distributed.cuda_calls import Calls
 from hvdlite.distributed.process_group import HvdliteProcessGroup
-from hvdrun.reports.stacks import Stall, read_stall
+from hvdrun.reports.whereabouts import Stall, read_stall
 from tests.distributed.default_group import begin
 from tests.observing.reports import WARNS, Said, host_of
 

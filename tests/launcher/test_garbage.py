@@ -32,9 +32,9 @@ from hvdrun.pulse import Pulse
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.records import Record, Sample, encode, parse
 from hvdrun.rendezvous import messages
-from hvdrun.reports import slow_ranks
+from hvdrun.reports import late
 from hvdrun.reports.looks import activity, read_look
-from hvdrun.reports.stacks import Seen, read_stall, where_ranks_are
+from hvdrun.reports.whereabouts import Seen, entries, read_stall
 from hvdrun.summary import summary_of
 from tests.launcher.job.histories import command
 
@@ -117,8 +117,8 @@ def test_a_look_of_a_rank_is_shown_or_passed_over(data):
         return
     for before in (None, found):
         shown = activity(before, found)
-        shown += where_ranks_are("head", {3: Seen("server1", before, found)}, "/a")
-        assert shown.replace("\n", "").isprintable()
+        shown += "".join(entries({3: Seen("server1", before, found)}, "/a"))
+        assert shown.isprintable()
 
 
 @given(texts(*STALLS))
@@ -135,7 +135,7 @@ def test_a_report_of_the_stall_check_is_read_as_far_as_it_is_one(text):
 def test_a_record_of_a_rank_counts_or_is_passed_over(given):
     records = {rank: record for rank, data in enumerate(given) if (record := parse(data))}
     if records:
-        lines = [summary_of(records, len(given)), *slow_ranks.report(records, str)]
+        lines = [summary_of(records, len(given)), *late.report(records, str)]
         assert all(line.isprintable() for line in lines)
 
 

@@ -13,7 +13,7 @@ from hvdlite.observe import loading, waits
 from hvdlite.observe.loading import Loading
 from hvdlite.observe.steps import Reading, Steps
 from hvdrun.for_hvdlite import MOST_RECENT, MOST_SAMPLES, RECENT_S, RECENT_STEPS
-from hvdrun.reports.arrivals import FEWEST_STEPS
+from hvdrun.records import FEWEST_STEPS
 
 
 def steps_made(count):

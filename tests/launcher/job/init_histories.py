@@ -2,7 +2,7 @@
 
 from hvdrun.errors import MpirunFailed, StartTimeout
 from hvdrun.job.actions import EndHosts, Finish, Look
-from hvdrun.job.events import RankEnded
+from hvdrun.job.events import RankEnded, RankLeftMpi
 from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
 from tests.launcher.job.histories import (
     History,
@@ -55,8 +55,8 @@ INIT = {
             *init(1.0, 0, 1, 2),
             *init(2.0, 3),
             *init(2.1, 0, 1, kind=INIT_DONE),
-            *seen(11.1, 2, 5.0, "R", by=70.0),
-            *seen(11.1, 3, 5.0, "R", by=70.0),
+            *seen(11.6, 2, 5.0, "R", by=70.0),
+            *seen(11.6, 3, 5.0, "R", by=70.0),
             *seen(12.2, 2, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *seen(12.2, 3, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *init(15.0, 2, 3, kind=INIT_DONE),
@@ -64,7 +64,7 @@ INIT = {
             *over(20.1),
         ],
         [
-            (11.0, Look((2, 3))),
+            (11.5, Look((2, 3))),
             (12.0, Look((2, 3), True)),
             (20.1, EndHosts(3.0)),
             (20.1, Finish()),
@@ -151,17 +151,19 @@ INIT = {
         [
             *begun(),
             *init(1.0, 0, 2, 3),
-            *seen(10.1, 1, 5.0, "R", by=70.0),
+            *seen(10.6, 1, 5.0, "R", by=70.0),
             *seen(11.1, 1, 5.9, "R", by=71.0),
-            *seen(21.2, 1, 14.9, "R", by=81.0),
+            *seen(20.7, 1, 14.0, "R", by=80.5),
+            *seen(21.2, 1, 14.4, "R", by=81.0),
             *init(30.0, 1),
             *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
             *well(40.0, 0, 1, 2, 3),
             *over(40.1),
         ],
         [
-            (10.0, Look((1,))),
+            (10.5, Look((1,))),
             (11.0, Look((1,), True)),
+            (20.6, Look((1,))),
             (21.1, Look((1,), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
@@ -180,7 +182,7 @@ INIT = {
                 21.2,
                 (
                     "hvdrun: ranks 0,2-3 wait in hvd.init() for rank 1, which has not called it"
-                    " (20.2 s so far):\n    rank 1 on a computes (9.0 s of CPU in the last 10.0 s)"
+                    " (20.2 s so far):\n    rank 1 on a computes (0.4 s of CPU in the last 0.5 s)"
                 ),
             ),
             (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
@@ -190,7 +192,7 @@ INIT = {
         [
             *begun(),
             *init(1.0, 0),
-            *(event for r in (1, 2, 3) for event in seen(10.1, r, frames=None)),
+            *(event for r in (1, 2, 3) for event in seen(10.6, r, frames=None)),
             *(event for r in (1, 2) for event in seen(11.1, r, frames=[DATA, MAIN])),
             *seen(11.2, 3, frames=None),  # of the question before
             *seen(11.3, 3, why="it has not imported hvdlite"),
@@ -200,7 +202,7 @@ INIT = {
             *over(40.1),
         ],
         [
-            (10.0, Look((1, 2, 3))),
+            (10.5, Look((1, 2, 3))),
             (11.0, Look((1, 2, 3), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
@@ -224,32 +226,34 @@ INIT = {
             *begun(),
             *init(1.0, 0),
             *seen(11.1, 1),
-            *init(30.0, 1, 2, 3),
-            *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *init(40.0, 1, 2, 3),
+            *init(40.1, 0, 1, 2, 3, kind=INIT_DONE),
             *well(100.0, 0, 1, 2, 3),
             *over(100.1),
         ],
         [
-            (10.0, Look((1, 2, 3))),
-            *((at, Look((1, 2, 3), True)) for at in (11.0, 23.0)),
+            (10.5, Look((1, 2, 3))),
+            (11.0, Look((1, 2, 3), True)),
+            (25.5, Look((1, 2, 3))),
+            (26.0, Look((1, 2, 3), True)),
             (100.1, EndHosts(3.0)),
             (100.1, Finish()),
         ],
         0,
         says=[
             (
-                13.0,
+                16.0,
                 (
                     "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
-                    " (12.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
-                    " train.py (process 101)\n    ranks 2-3 on b: their hosts do not answer"
+                    " (15.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
+                    " train.py (process 101)\n    ranks 2-3 on b: the host does not answer"
                 ),
             ),
             (
-                25.0,
-                "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it (24",
+                31.0,
+                "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it (30",
             ),
-            (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
+            (40.0, "hvdrun: all ranks are in hvd.init(), after 39.0 s"),
         ],
     ),
     "ranks wait in init for one that has not started, until the start timeout": History(
@@ -263,7 +267,7 @@ INIT = {
                 at,
                 (
                     "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    f" ({so_far} so far):\n    rank 3 on b has not started"
+                    f" ({so_far} so far):\n    rank 3 on b: not started"
                 ),
             )
             for at, so_far in ((11.0, "10.0 s"), (21.0, "20.0 s"), (41.0, "40.0 s"))
@@ -308,7 +312,7 @@ INIT = {
             *begun(),
             *init(1.0, 0, 1, 2),
             *seen(
-                2.1,
+                2.6,
                 3,
                 0.0,
                 "S",
@@ -326,7 +330,7 @@ INIT = {
             *well(9.0, 0, 1, 2, 3),
             *over(9.1),
         ],
-        [(2.0, Look((3,))), (3.0, Look((3,), True)), (9.1, EndHosts(3.0)), (9.1, Finish())],
+        [(2.5, Look((3,))), (3.0, Look((3,), True)), (9.1, EndHosts(3.0)), (9.1, Finish())],
         0,
         says=[
             (
@@ -347,13 +351,13 @@ INIT = {
             *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.5, 3, kind=INIT_FAILED),
-            *seen(10.1, 3, state="T"),
+            *seen(10.6, 3, state="T"),
             *seen(11.1, 3, state="T"),
             *well(12.0, 3),
             *asked(17.1, 0, 1, 2),
             *over(17.2),
         ],
-        [(10.0, Look((3,))), (11.0, Look((3,), True)), *ends(17.0, over_at=17.2)],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), *ends(17.0, over_at=17.2)],
         73,
         error=MpirunFailed,
         words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
@@ -362,11 +366,51 @@ INIT = {
                 11.1,
                 (
                     "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    " (10.1 s so far):\n    rank 3 on b: its hvd.init() has raised an error; it is"
-                    " stopped (`kill -CONT 103` there lets it go on): python train.py"
+                    " (10.1 s so far):\n    rank 3 on b is stopped (`kill -CONT 103` there lets it"
+                    " go on): python train.py (process 103); its hvd.init() has raised an error"
                 ),
             )
         ],
+    ),
+    "init raises an error on a rank whose host does not answer then": History(
+        [
+            *begun(),
+            *init(1.0, 0, 1, 2, 3),
+            *init(1.5, 3, kind=INIT_FAILED),
+            *init(20.0, 3),
+            *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (
+                16.0,
+                (
+                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
+                    " (15.0 s so far):\n    rank 3 on b: the host does not answer"
+                ),
+            ),
+            (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
+        ],
+    ),
+    "init raises an error on the rank that waits: nobody says that all have come": History(
+        [
+            *begun(),
+            *init(1.0, 0),
+            *init(20.0, 0, kind=INIT_FAILED),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [
+            (10.5, Look((1, 2, 3))),
+            (11.0, Look((1, 2, 3), True)),
+            (40.1, EndHosts(3.0)),
+            (40.1, Finish()),
+        ],
+        0,
+        says=[(16.0, "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it")],
     ),
     "a rank calls init again, and the others have not": History(
         [
@@ -374,21 +418,21 @@ INIT = {
             *init(1.0, 0, 1, 2, 3),
             *init(1.5, 0, 1, 2, 3, kind=INIT_DONE),
             *init(20.0, 2),
-            *init(32.5, 0, 1, 3),
-            *init(32.6, 0, 1, 2, 3, kind=INIT_DONE),
+            *init(36.0, 0, 1, 3),
+            *init(36.1, 0, 1, 2, 3, kind=INIT_DONE),
             *well(40.0, 0, 1, 2, 3),
             *over(40.1),
         ],
         [
-            (29.0, Look((0, 1, 3))),
+            (29.5, Look((0, 1, 3))),
             (30.0, Look((0, 1, 3), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
         ],
         0,
         says=[
-            (32.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
-            (32.5, "hvdrun: all ranks are in hvd.init(), after 12.5 s"),
+            (35.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
+            (36.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
         ],
     ),
     "MPI shows the beginning of MPI_Init, and the program calls init later": History(
@@ -407,32 +451,56 @@ INIT = {
             "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
         ),
     ),
+    "ranks wait in MPI_Init for one that comes late": History(
+        [
+            *begun(),
+            *in_mpi(1.0, 0, 1, 2),
+            *seen(10.6, 3),
+            *seen(11.1, 3, why="it has not imported hvdlite"),
+            *in_mpi(15.0, 3),
+            *((39.0, RankLeftMpi(rank)) for rank in range(4)),
+            *well(40.0, 0, 1, 2, 3),
+            *over(40.1),
+        ],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        0,
+        says=[
+            (
+                11.1,
+                (
+                    "hvdrun: ranks 0-2 wait in MPI_Init for rank 3, which has not called it (10.1 s"
+                    " so far):\n    rank 3 on b sleeps: python train.py (process 103)"
+                ),
+            ),
+            (15.0, "hvdrun: all ranks are in MPI_Init, after 14.0 s"),
+        ],
+    ),
     "a rank that can't tell comes to init": History(
         [
             *begun(),
             *init(1.0, 0, 1, 2),
-            *init(14.0, 0, 1, 2, kind=INIT_DONE),
+            *init(17.0, 0, 1, 2, kind=INIT_DONE),
             *well(40.0, 0, 1, 2, 3),
             *over(40.1),
         ],
-        [(10.0, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
         0,
         says=[
-            (13.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
-            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+            (16.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
+            (17.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
         ],
     ),
     "many ranks are missing": History(
         [
             *begun(ranks=range(46)),
             *init(1.0, 0),
-            *init(14.0, *range(1, 46)),
-            *init(14.1, *range(46), kind=INIT_DONE),
+            *init(17.0, *range(1, 46)),
+            *init(17.1, *range(46), kind=INIT_DONE),
             *well(40.0, *range(46)),
             *over(40.1),
         ],
         [
-            (10.0, Look(tuple(range(1, 33)))),
+            (10.5, Look(tuple(range(1, 33)))),
             (11.0, Look(tuple(range(1, 33)), True)),
             (40.1, EndHosts(3.0)),
             (40.1, Finish()),
@@ -440,14 +508,14 @@ INIT = {
         0,
         says=[
             (
-                13.0,
+                16.0,
                 (
                     "hvdrun: rank 0 waits in hvd.init() for ranks 1-45, which have not called it"
-                    " (12.0 s so far):\n    ranks 1-32 on a, b: their hosts do not answer\n"
-                    "    and 13 more"
+                    " (15.0 s so far):\n    ranks 1-32 on a, b: their hosts do not answer\n"
+                    "    and 13 more ranks"
                 ),
             ),
-            (14.0, "hvdrun: all ranks are in hvd.init(), after 13.0 s"),
+            (17.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
         ],
         options={"job": command(a=2, b=44)},
     ),

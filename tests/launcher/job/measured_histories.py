@@ -4,7 +4,7 @@ from hvdrun.job.actions import Answer, EndHosts, Finish
 from hvdrun.job.events import MetricsAsked, RankEnded, RankSaid
 from hvdrun.machine import notes
 from hvdrun.records import Record
-from hvdrun.reports.slow_ranks import so_far
+from hvdrun.reports.late import so_far
 from tests.launcher.job.histories import History, asked, begun, ends, over, well
 
 MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'

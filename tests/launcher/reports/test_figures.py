@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvdrun.records import Record
 from hvdrun.reports import figures
-from tests.launcher.reports.test_arrivals import (
+from tests.launcher.reports.test_late import (
     BASE_S,
     BOTH,
     LOADS,

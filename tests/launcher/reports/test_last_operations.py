@@ -353,6 +353,11 @@ def test_what_is_not_counted_is_not_compared():
     one.call("b", "posted")
     other.call("b", "posted").made[-1] = other.made[-1]._replace(round=0)
     assert report({0: one.box(), 1: other.box()}, {}) == []
+    # That says nothing about another team.
+    one.call("c", "posted", team=7)
+    other.call("d", "posted", team=7)
+    told = report({0: one.box(), 1: other.box()}, {})[-1]
+    assert told == "    rank 1 called allreduce 'd' where rank 0 called allreduce 'c'"
 
 
 def test_members_of_process_sets_are_not_taken_for_all_ranks_when_boxes_are_missing():

@@ -5,9 +5,9 @@ from itertools import permutations
 
 import pytest
 
-from hvdrun.records import LEAST_BUSY_S, Connection, Record, Sample
+from hvdrun.records import FEWEST_STEPS, LEAST_BUSY_S, Connection, Record, Sample
 from hvdrun.reports import figures, links, prometheus
-from hvdrun.reports.arrivals import FEWEST_STEPS, compare
+from hvdrun.reports.late import compare
 from hvdrun.reports.links import LEAST_BYTES, TRAVEL_S, Pair, SlowLink, slow_link
 from tests.launcher.reports.test_prometheus import of, read
 

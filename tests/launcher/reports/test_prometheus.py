@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hvdrun.records import Record
 from hvdrun.reports import prometheus
-from tests.launcher.reports.test_arrivals import BASE_S, always, host_of, job
+from tests.launcher.reports.test_late import BASE_S, always, host_of, job
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL_NAME, LABEL_VALUE = r"[a-zA-Z_][a-zA-Z0-9_]*", r'(?:[^"\\\n]|\\["\\n])*'

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdrun.records import Record, Sample
-from hvdrun.reports import slow_ranks
-from hvdrun.reports.arrivals import FEWEST_STEPS, Arrivals, arrivals_of, compare
+from hvdrun.records import FEWEST_STEPS, Record, Sample
+from hvdrun.reports.late import Arrivals, arrivals_of, compare, report, so_far, verdicts
 
 # Exactly representable, so that sums are exact: the time that data moves in each step.
 MOVES_S = 1 / 512
@@ -137,7 +136,7 @@ def test_the_late_ranks_of_each_process_set_are_told_up_to_three():
         # Of each pair on its own.
         samples = job(computing[rank // 2 * 2 : rank // 2 * 2 + 2])[rank % 2].samples
         sets[rank] = sets[rank]._replace(members=rank // 2, samples=samples)
-    texts = slow_ranks.verdicts(sets, compare(sets), lambda rank: "a")
+    texts = verdicts(sets, compare(sets), lambda rank: "a")
     assert [text.split(": ")[0] for text in texts] == [
         "rank 7 on a arrives last in 100 % of steps, by 2000 ms",
         "rank 3 on a arrives last in 100 % of steps, by 1000 ms",
@@ -154,7 +153,7 @@ def test_if_nobody_is_late_the_process_set_is_told_in_which_ranks_wait_most():
         for first, each in sets.items()
         for rank, record in each.items()
     }
-    (text,) = slow_ranks.verdicts(records, compare(records), host_of)
+    (text,) = verdicts(records, compare(records), host_of)
     assert text.startswith("no rank is steadily late: the others wait most for rank 3 on server2")
 
 
@@ -164,7 +163,7 @@ def test_ranks_of_different_worlds_are_not_compared():
     for changed in ({"size": 3}, {"rank": 0}):
         assert compare(records | {1: records[1]._replace(**changed)}) is None
     assert compare({rank: each._replace(size=0) for rank, each in records.items()}) is None
-    text = slow_ranks.report(records | {1: records[1]._replace(rank=0)}, host_of)[-1]
+    text = report(records | {1: records[1]._replace(rank=0)}, host_of)[-1]
     assert text.startswith("hvdrun: which rank is late is not known: the ranks are not those of")
 
 
@@ -193,7 +192,7 @@ LOADS = job([always(BASE_S)] * 4, [always(0.0), always(0.0), always(0.0), always
 
 
 def test_the_table():
-    assert slow_ranks.report(LOADS, host_of)[:-1] == [
+    assert report(LOADS, host_of)[:-1] == [
         "hvdrun: where the time of a step goes, in ms:",
         (
             "    rank  host     steps  ms per step  computing   data  waiting  communication"
@@ -297,11 +296,11 @@ MANY = [always(0.5)] * 12 + [always(1.5)] * 10
     ],
 )
 def test_the_verdict(records, verdict):
-    assert slow_ranks.report(records, host_of)[-1] == f"hvdrun: {verdict}"
+    assert report(records, host_of)[-1] == f"hvdrun: {verdict}"
 
 
 def test_throttled_ranks_are_named_though_nobody_is_late():
-    *_, verdict, text = slow_ranks.report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
+    *_, verdict, text = report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
     assert verdict.startswith("hvdrun: no rank is steadily late")
     assert text == (
         "hvdrun: ranks 0-1 on server1 are throttled: the own process of each used 0.50 cores, and"
@@ -312,15 +311,15 @@ def test_throttled_ranks_are_named_though_nobody_is_late():
 def test_what_a_throttled_rank_got_is_what_its_cgroup_used_if_the_kernel_tells():
     """Its DataLoader's workers are paid from the same quota."""
     late = [always(0.5), always(1.5)]
-    *_, text = slow_ranks.report(job(late, **throttled(0, 0.8), cores=[0.0, 1.25]), host_of)
+    *_, text = report(job(late, **throttled(0, 0.8), cores=[0.0, 1.25]), host_of)
     assert text.endswith(
         "(the CPU quota was used up in 80 % of its periods; its cgroup used 1.25 cores)"
     )
     both = [always(0.5)] * 2
-    *_, text = slow_ranks.report(job(both, **throttled(0.3, 0.9), cores=[1.0, 1.25]), host_of)
+    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[1.0, 1.25]), host_of)
     assert "are throttled: the cgroup of each used 1.00 to 1.25 cores, and" in text
     # Not one number of each kind.
-    *_, text = slow_ranks.report(job(both, **throttled(0.3, 0.9), cores=[0.0, 1.25]), host_of)
+    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[0.0, 1.25]), host_of)
     assert "are throttled: the own process of each used 0.50 cores, and" in text
 
 
@@ -331,7 +330,7 @@ def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_t
     ]
     records = job(computing, **throttled(0, 0.8))
     assert arrivals_of(records).late is None
-    *_, verdict, text = slow_ranks.report(records, host_of)
+    *_, verdict, text = report(records, host_of)
     assert verdict == (
         "hvdrun: rank 1 on server1 costs the others 129 ms of each step (20 %), though it is last"
         " in only 42 % of them"
@@ -344,23 +343,23 @@ def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_t
 
 def test_of_many_ranks_the_table_has_those_that_are_last_most_often():
     late = [lambda step, rank=rank: BASE_S + (step % 20 == rank) for rank in range(40)]
-    lines = slow_ranks.report(job(late), host_of)
+    lines = report(job(late), host_of)
     rows = [line.split() for line in lines[2:-1]]
     assert [row[0] for row in rows[:-1]] == [str(rank) for rank in range(8)]
     assert rows[-1][:3] == ["others", "(32", "ranks)"]
 
 
 def test_one_rank_alone_is_compared_with_nobody():
-    _, _, row = slow_ranks.report({0: LOADS[3]}, host_of)
+    _, _, row = report({0: LOADS[3]}, host_of)
     assert row.split() == ["0", "server1", "41", "267.6", "15.6", "250.0", "2.0", "-", "-", "-"]
 
 
 def test_who_asks_while_the_job_runs_gets_the_line_the_table_and_the_verdict():
-    line, head, *_, verdict = slow_ranks.so_far(LOADS, 5, host_of).splitlines()
+    line, head, *_, verdict = so_far(LOADS, 5, host_of).splitlines()
     assert line.startswith("41 steps (of 4 of 5 ranks), 268 ms each")
     assert head == "where the time of a step goes, in ms:"
     assert verdict.startswith("rank 3 on server2 arrives last in 100 % of steps")
-    assert "--summary" in slow_ranks.so_far({}, 5, host_of)
+    assert "--summary" in so_far({}, 5, host_of)
 
 
 def test_the_last_minute_has_a_table_and_a_verdict_of_its_own():
@@ -369,7 +368,7 @@ def test_the_last_minute_has_a_table_and_a_verdict_of_its_own():
         rank: record._replace(recent=recent[rank])
         for rank, record in job([always(BASE_S)] * 3).items()
     }
-    texts = slow_ranks.so_far(records, 3, host_of).splitlines()
+    texts = so_far(records, 3, host_of).splitlines()
     whole, verdict = texts[1], texts[6]
     assert whole == "where the time of a step goes, in ms:"
     assert verdict.startswith("no rank is steadily late")
@@ -377,23 +376,23 @@ def test_the_last_minute_has_a_table_and_a_verdict_of_its_own():
     assert head == "the last 10 s: where the time of a step goes, in ms:"
     assert row.split()[:4] == ["0", "server1", "40", "252.0"]  # of 40 steps it has the times
     assert verdict.startswith("rank 1 on server1 arrives last in 100 % of steps, by 234 ms")
-    assert not [line for line in slow_ranks.report(records, host_of) if "the last" in line]
+    assert not [line for line in report(records, host_of) if "the last" in line]
 
 
 def test_figures_of_a_job_that_stands_still_are_not_told_as_if_they_were_of_now():
     recent = job([always(BASE_S)] * 3)
     records = {rank: each._replace(recent=each) for rank, each in recent.items()}
-    texts = slow_ranks.so_far(records, 3, host_of, 40.4).splitlines()
+    texts = so_far(records, 3, host_of, 40.4).splitlines()
     assert texts[0] == "no rank has told of a step for 40 s; before that:"
     assert [line[:26] for line in texts if "the last" in line] == ["the last 1 s before that: "]
 
 
 def test_without_steps_nothing_is_said():
-    assert slow_ranks.report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
+    assert report({0: Record(0, 10.0, 1.0), 1: Record(1, 10.0, 1.0)}, host_of) == []
 
 
 @settings(max_examples=30)
 @given(st.lists(st.builds(Record, *[st.floats(0, 1e11)] * 7, size=st.just(2)), max_size=3))
 def test_whatever_a_rank_sends_there_is_a_text(records):
     recent = [record._replace(recent=record) for record in records]
-    assert slow_ranks.so_far(dict(enumerate(recent)), 3, host_of)
+    assert so_far(dict(enumerate(recent)), 3, host_of)

@@ -116,6 +116,27 @@ def test_who_asks_gets_an_answer_about_all_ranks():
     assert have_boxes(actions) == [False, False]
 
 
+def test_of_two_who_ask_at_once_each_hears_what_a_rank_does_in_half_a_second():
+    answers = [
+        *seen(5.01, 0, 1.0, "R", frames=None),
+        (5.4, StacksAsked(2)),
+        *seen(5.41, 0, 1.4, "R", frames=None),
+        *seen(5.8, 0, 1.8, "R"),  # the first one's second
+        *seen(5.91, 0, 1.9, "R"),
+    ]
+    _, actions, _ = play([*begun(ranks=(0,)), (5.0, StacksAsked(1)), *answers])
+    for (at, text), cpu_s in zip(said(actions, Answer), (0.8, 0.5), strict=True):
+        used = f"({cpu_s} s of CPU in the last {cpu_s} s)"
+        assert text.splitlines()[1].startswith(f"    rank 0 on a computes {used}"), at
+
+
+def test_a_first_answer_that_comes_late_is_compared_with_the_second():
+    answers = [*seen(5.6, 0, 1.0, "R", by=5.1, frames=None), *seen(6.1, 0, 1.5, "R", by=5.6)]
+    _, actions, _ = play([*begun(ranks=(0,)), (5.0, StacksAsked(1)), *answers])
+    ((_, text),) = said(actions, Answer)
+    assert "computes (0.5 s of CPU in the last 0.5 s)" in text
+
+
 def test_who_asks_before_a_rank_has_started_is_answered_too():
     _, actions, _ = play([(0.1, StacksAsked(7))])
     ((_, text),) = said(actions, Answer)
@@ -137,6 +158,16 @@ def test_of_ranks_that_have_answered_the_operations_are_compared():
     _, actions, _ = play(events)
     ((_, text),) = said(actions)
     assert "    rank 2 called allreduce 'x' where ranks 0-1,3 called allreduce 'y'" in text
+
+
+def test_a_report_that_follows_while_a_host_does_not_answer_loses_nothing_of_the_first():
+    events = begun() + reported(10.0)
+    for rank in (0, 1, 2):
+        events += box_now(10.7, rank, "ax" if rank == 2 else "ay") + stack(10.7, rank)
+    _, actions, _ = play(events + reported(15.2, rank=1))
+    (at, text), *_ = said(actions)
+    assert at == 15.5
+    assert "    rank 2 called allreduce 'x' where ranks 0-1 called allreduce 'y'" in text
 
 
 def test_what_a_rank_has_sent_for_an_earlier_question_is_not_compared():
