@@ -201,8 +201,9 @@ def single(form: str, things: Any) -> Any:
 
 
 def listed(form: str, things: Any) -> Any:
-    """The only list of tensors, which may be given as it is."""
-    return things if things and isinstance(things[0], Tensor) else single(form, things or [])
+    """The only list of tensors, which may be given as it is, or a tensor of them."""
+    is_list = isinstance(things, Tensor) or (things and isinstance(things[0], Tensor))
+    return things if is_list else single(form, things or [])
 
 
 def counts(form: str, which: str, splits: Sequence[int], tensor: Tensor, size: int) -> list[int]:

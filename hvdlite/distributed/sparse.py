@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite.collectives import sparse
-from hvdlite.collectives.posting import Unnamed
+from hvdlite.collectives.posting import Unnamed, checked
 from hvdlite.distributed.arguments import seconds
 from hvdlite.distributed.work import OperationWork
 from hvdlite.ops import Sum
@@ -29,6 +29,7 @@ def allreduce(group: Any, tensor: Tensor, opts: Any) -> Any:
     if base is not None and base._indices().data_ptr() != real._indices().data_ptr():
         raise ValueError("allreduce: a view of a sparse complex tensor; pass its clone()")
     own = real.detach().coalesce()
+    checked("allreduce", own._values(), Sum)  # before it takes a number
     started = sparse.start("allreduce", Unnamed(group.next_name()), group.team, Sum, own)
 
     def finish(_: Any) -> None:

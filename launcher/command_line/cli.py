@@ -59,9 +59,9 @@ Check = Callable[[Request, LocalFacts], str | None]
 CHECKS: tuple[Check, ...] = (
     stdin_programs.check,
     fault_note.check,
+    server_count.check,
     counted_knobs.check,
     own_interfaces.check,
-    server_count.check,
 )
 
 # Runs as a job of one rank, so that it shows MPI at work.

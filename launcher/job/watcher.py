@@ -27,7 +27,6 @@ from hvdrun.reports.failure_report import left_early
 from hvdrun.reports.looks import Look, read_look
 from hvdrun.reports.whereabouts import HVD_INIT, MPI_INIT, Seen, Stall
 
-INIT_NOTES = (INIT_BEGUN, INIT_DONE, INIT_FAILED)
 # Between the two questions, so that it is known how much a rank has computed in between.
 SAMPLE_S = 0.5
 # A host has this long to answer the second one.

@@ -20,7 +20,7 @@ bool hvdl_giving_up_step(hvdl_engine *e)
     memcpy(text, e->giving_up.text, sizeof text);
     atomic_store(&e->giving_up.wanted, false);
     pthread_mutex_unlock(&e->giving_up.lock);
-    hvdl_announce_give_up(e, text);
+    hvdl_announce_give_up(e, text, false);
     return true;
 }
 
@@ -33,7 +33,7 @@ static void tell_hosts(hvdl_engine *e, const char *text)
         }
 }
 
-void hvdl_announce_give_up(hvdl_engine *e, const char *text)
+void hvdl_announce_give_up(hvdl_engine *e, const char *text, bool at_once)
 {
     if (e->config.num_ranks == 1) {
         hvdl_break_on_all(e, text);
@@ -41,8 +41,8 @@ void hvdl_announce_give_up(hvdl_engine *e, const char *text)
     }
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP, .arg = TELL_HOSTS}, text,
                   strlen(text) + 1);
-    /* The journal is full, as a rank that is stopped does not read it: at least here they fail. */
-    if (e->announcing.deferred) {
+    /* A rank that is stopped may hold up the journal: at least here, and on the other hosts, they fail. */
+    if (at_once || e->announcing.deferred) {
         tell_hosts(e, text);
         hvdl_break_on_all(e, text);
     }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/breaking.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "transfers/transfers.h"
@@ -153,9 +152,7 @@ void hvdl_transfers_stall_look(hvdl_engine *e, uint64_t now)
                 continue;
             describe_late(e, t, age, gives_up, text);
             if (gives_up) {
-                hvdl_announce_give_up(e, text);
-                if (age > limit + HVDL_OVERDUE_NS) /* nobody has heard, as a rank is stopped */
-                    hvdl_break_on_all(e, text);
+                hvdl_announce_give_up(e, text, age > limit + HVDL_OVERDUE_NS);
                 return;
             }
             hvdl_report(e, text);

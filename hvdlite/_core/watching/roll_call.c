@@ -105,7 +105,12 @@ int hvdl_claim_report(hvdl_engine *e, uint64_t what, const hvdl_question *asked,
 void hvdl_note_told(hvdl_engine *e, const hvdl_roll_call *call)
 {
     uint64_t claim = claim_of(call->what, &call->question);
-    atomic_store(find_claim(e, claim), claim | CLAIM_TOLD | (uint64_t)e->placement.host);
+    uint64_t told = claim | CLAIM_TOLD | (uint64_t)e->placement.host;
+    _Atomic uint64_t *word = find_claim(e, claim);
+    uint64_t old = atomic_load(word);
+    while (old >> CLAIM_HOST_BITS == claim >> CLAIM_HOST_BITS &&
+           !atomic_compare_exchange_strong(word, &old, told))
+        ;
 }
 
 int hvdl_ending_host(const hvdl_engine *e)
@@ -251,10 +256,10 @@ void hvdl_close_roll(hvdl_engine *e, hvdl_roll_call *call)
         call->awaits = awaits;
     if (!call->question.is_alone && !call->goes_on)
         call->num_silent = e->config.num_hosts - call->num_answers;
-    if (call->num_silent)
-        put_silent(e, call);
     if (call->num_cut)
         hvdl_put(&call->missing, " and %d more", call->num_cut);
+    if (call->num_silent)
+        put_silent(e, call);
 }
 
 bool hvdl_roll_is_complete(const hvdl_engine *e, const hvdl_roll_call *call)

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "courses/pieces.h"
-#include "engine/breaking.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "transfers/transfer_texts.h"
@@ -243,10 +242,10 @@ static char *describe_absent(const hvdl_engine *e, const hvdl_roll_call *call)
 
 /* ---- what follows from the answers ---- */
 
-/* It has not ended anything. One of a host alone has claimed nothing. */
+/* It has not ended anything. One that does not listen has claimed nothing. */
 static void unclaim(hvdl_engine *e, const hvdl_question *asked)
 {
-    if (asked->gives_up && !asked->is_alone)
+    if (asked->gives_up && !asked->is_alone && !asked->is_overdue)
         hvdl_unclaim_end(e);
 }
 
@@ -275,9 +274,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
     else
         describe_late(e, call, (double)(now - op->posted_ns) / 1e9, text);
     if (asked->gives_up) {
-        hvdl_announce_give_up(e, text);
-        if (!listens) /* and the others may not hear */
-            hvdl_break_on_all(e, text);
+        hvdl_announce_give_up(e, text, !listens);
         return;
     }
     hvdl_report(e, text);
@@ -307,6 +304,8 @@ void hvdl_stall_step(hvdl_engine *e)
     if (!any)
         return;
     hvdl_survey(e); /* operations may end, and with them their calls */
+    if (e->failure.broken)
+        return;
     for (hvdl_roll_call *call = e->stall.calls, *next; call; call = next) {
         hvdl_operation *op = call->operation;
         next = call->next;
@@ -314,7 +313,7 @@ void hvdl_stall_step(hvdl_engine *e)
             continue;
         op->stall.call = NULL;
         hvdl_close_roll(e, call);
-        if (atomic_load(&op->stall.wanted) && !call->question.is_alone)
+        if (atomic_load(&op->stall.wanted) && call->question.kind <= HVDL_CALL_LATE)
             answer_caller(e, call);
         if (call->question.kind != HVDL_CALL_CALLER)
             say_late(e, call);
@@ -353,7 +352,7 @@ static hvdl_question question_about(const hvdl_operation *op, hvdl_call_kind kin
                            .is_alone = kind == HVDL_CALL_HELD};
 }
 
-/* No report waits for a call that only a caller wants, which is answered by this one, too. */
+/* No report waits for a call that only a caller wants. */
 static bool is_asked_about(const hvdl_operation *op)
 {
     return op->stall.call && op->stall.call->question.kind != HVDL_CALL_CALLER;
@@ -362,9 +361,22 @@ static bool is_asked_about(const hvdl_operation *op)
 static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how, uint64_t what)
 {
     e->stall.told = true;
-    if (op->stall.call)
+    if (op->stall.call) { /* a caller's, which asks again if this one does not answer it */
         hvdl_end_roll_call(e, op->stall.call);
+        atomic_store(&e->stall.wanted, true);
+        atomic_store(&e->driving.has_more, true);
+    }
     op->stall.call = hvdl_call_roll(e, op, how, what);
+    if (!op->stall.call)
+        unclaim(e, how);
+}
+
+static bool is_overdue(const hvdl_engine *e)
+{
+    const hvdl_roll_call *call = e->stall.calls;
+    while (call && !call->question.is_overdue)
+        call = call->next;
+    return call != NULL;
 }
 
 /* If a report is due of what has waited for so long, and nobody else makes it. */
@@ -387,6 +399,8 @@ static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind
         return;
     while (!how.gives_up && hvdl_report_is_due(first, age_ns, *count))
         ++*count;
+    if (how.is_overdue && is_overdue(e)) /* one call is enough */
+        return;
     bool is_unheard = how.gives_up && how.is_alone; /* the others can't read of it either */
     if (is_unheard || how.is_overdue ||
         hvdl_claim_report(e, what, &how, e->placement.host) == HVDL_TOLD_BY_NOBODY)
@@ -431,6 +445,8 @@ bool hvdl_stall_look(hvdl_engine *e)
         return false;
     e->stall.next_look_ns = now + LOOK_NS;
     hvdl_stall_step(e);
+    if (e->failure.broken)
+        return true;
     hvdl_operation *still = find_still(e, now, e->stall.ran_ns - e->stall.seen_ns);
     e->stall.seen_ns = e->stall.ran_ns; /* which also each step of a call moves on */
     if (still && !is_asked_about(still))

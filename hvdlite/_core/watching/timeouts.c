@@ -5,9 +5,10 @@
 #include "engine/state.h"
 #include "operations/facts.h"
 #include "transfers/transfer_texts.h"
-#include "watching/report.h"
+#include "watching/roll_call.h"
 
-#define FOR_CALLER_NS 1500000000ull /* how long a caller waits for the answer */
+/* How long a caller waits for the answer: there may be another call first. */
+#define FOR_CALLER_NS (2 * HVDL_PATIENCE_NS + 500000000ull)
 #define CALLER_LOOK_NS 2000000L
 
 void hvdl_describe_timeout(hvdl_engine *e, hvdl_operation *op, double seconds,

@@ -200,6 +200,11 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
         # Before any host is asked.
         (["-H", "no.invalid:2", "-np", "2", "--servers", "2", "true"], 64, "so no worker is left"),
         (["-H", "no.invalid:2", "-x", "HVDLITE_FAULT=x", "true"], 64, "'x' is no kind of fault"),
+        (
+            ["-np", "2", "--servers", "2", "-x", "HVDLITE_DETERMINISTIC=virtual:4", "true"],
+            64,
+            "so no worker is left",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_line_with_its_own_exit_code(words, code, message, capsys):
