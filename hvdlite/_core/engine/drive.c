@@ -60,6 +60,9 @@ static __attribute__((noinline)) bool step_more(hvdl_engine *e)
 bool hvdl_sweep(hvdl_engine *e)
 {
     hvdl_box_forget_time(&e->black_box);
+    bool has_more = atomic_load_explicit(&e->driving.has_more, memory_order_relaxed);
+    if (has_more && atomic_load(&e->giving_up.wanted))
+        hvdl_giving_up_step(e); /* before what its caller has posted since, which fails, too */
     bool progressed = hvdl_drain_queue(e);
     if (e->announcing.deferred)
         progressed |= hvdl_append_deferred(e);
