@@ -122,7 +122,7 @@ typedef struct {
     uint64_t count;
 } failed_key;
 
-/* Half of a key is enough: two that share a count disturb nobody. */
+/* Half of a key is enough: two keys may share a count. */
 static failed_key *failed_key_locked(const hvdl_queue *queue, hvdl_key key)
 {
     hvdl_node *node = hvdl_table_first(&queue->failed_keys, key.lo);

@@ -42,7 +42,7 @@ bool hvdl_is_agreed(const hvdl_engine *e, const hvdl_meeting *meeting)
 
 /* ---- which ranks have posted it ---- */
 
-/* That of an operation which has not ended here; NULL: nobody of this host has posted it. */
+/* That of an operation which has not ended here; NULL: no rank of this host has posted it. */
 static hvdl_meeting *find_meeting(hvdl_engine *e, const hvdl_question *asked)
 {
     hvdl_plan *plan = hvdl_plan_by_key(e, asked->key);
@@ -77,8 +77,8 @@ void hvdl_survey(hvdl_engine *e)
         e->stall.lasts[r].activity = HVDL_DID_UNKNOWN; /* a rank is just writing to it */
 }
 
-/* Who makes the report for which another host asks; from now on that host, if nobody did. what: as in
- * hvdl_claim_report. */
+/* The host that makes the report for which another one asks; if none did so far, the other one does from now on.
+ * what: as in hvdl_claim_report. */
 static int told_by(hvdl_engine *e, uint64_t what, const hvdl_question *asked)
 {
     if (asked->host == e->placement.host)

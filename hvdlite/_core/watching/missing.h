@@ -4,8 +4,8 @@
 
 #include "watching/roll_call.h"
 
-/* Notes what each rank of this host last did, and reads the journal as far as it went at that time: so nobody
- * calls a rank missing and says as well that it is in the operation, or has ended it. Operations may end. */
+/* Notes what each rank of this host last did, and reads the journal as far as it went at that time: so no report
+ * calls a rank missing that is in the operation, or has ended it. Operations may end. */
 void hvdl_survey(hvdl_engine *engine);
 /* As of the last survey. Fills in the rest. presence: by local rank. */
 void hvdl_describe_missing(hvdl_engine *engine, const hvdl_question *asked, hvdl_answer *to,

@@ -24,7 +24,7 @@
 #define MAX_LATE 64                  /* operations that are asked about at once */
 
 #define LEAST_STILL_NS 3000000000ull /* by then all ranks that run have looked */
-#define AGAIN_NS 1000000000ull       /* after a call that found nobody missing */
+#define AGAIN_NS 1000000000ull       /* after a call that found no missing rank */
 #define GOES_ON 255                  /* the report that it does */
 #define MAX_NAMED 8                  /* ranks that a caller's text names */
 #define OTHER_PARAMETERS                                                                           \
@@ -379,7 +379,7 @@ static bool is_overdue(const hvdl_engine *e)
     return call != NULL;
 }
 
-/* If a report is due of what has waited for so long, and nobody else makes it. */
+/* Asks the hosts if a report is due of what has waited for so long, unless another rank makes it. */
 static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind, uint64_t age_ns)
 {
     hvdl_question how = question_about(op, kind);

@@ -19,8 +19,7 @@ typedef struct {
     bool *silent;         /* the same: by host: it did not answer, and nothing has come since */
     hvdl_shm_last *lasts; /* missing.c: what the ranks of this host last did */
     uint64_t next_look_ns, looked_ns;
-    uint64_t
-        ran_ns; /* for how long this rank has been running: a pause of it is nobody's silence */
+    uint64_t ran_ns;   /* for how long this rank has been running, without its pauses */
     uint64_t seen_ns;  /* of ran_ns: the last look */
     uint64_t place;    /* a hash of how far all operations of this host were at the last look */
     uint64_t still_ns; /* of ran_ns: how long it has not changed */
