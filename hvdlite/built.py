@@ -8,7 +8,7 @@ import os
 import torch
 
 from hvdlite.world import world
-from hvdlite.world.meeting import mpi
+from hvdlite.world.bootstrap import mpi
 
 
 def mpi_threads_supported() -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.optimizer.checks.same_values import Comparison, Entry, Kind
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.replicated import options_in, state_in
 from hvdlite.optimizer.wrapping import Wrapper
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -87,7 +87,7 @@ def _entries(model: Any, optimizer: Any, buffers: bool) -> list[Entry]:
         raise ValueError(f"{_FORM}: buffers=True needs a module, got {type(model).__name__}")
     named = model.named_parameters() if is_module else _pairs(model)
     entries = [Entry(name, Kind.PARAMETER, tensor) for name, tensor in named]
-    on_the_way.wait_for([each.tensor for each in entries])
+    in_flight.wait_for([each.tensor for each in entries])
     if buffers:
         entries += [Entry(name, Kind.BUFFER, tensor) for name, tensor in model.named_buffers()]
     if optimizer is not None:

@@ -21,7 +21,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
 from hvdlite.optimizer import parameter_order
 from hvdlite.optimizer.adasum import DeltaOptimizer
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.shared import check
 from hvdlite.shared.broadcasting import (
@@ -82,7 +82,7 @@ def _broadcast_parameters(
         checked_root(function, root_rank, team, process_set)
         for index, (name, tensor) in enumerate(_pairs(function, params)):
             if tensor is not None:
-                on_the_way.wait_for([tensor])
+                in_flight.wait_for([tensor])
                 tensors.append(
                     (index if name is None else str(name), _memory_of(function, name, tensor))
                 )

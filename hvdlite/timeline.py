@@ -24,7 +24,7 @@ from hvdlite.observe.clocks import Offset
 from hvdlite.observe.trace_file import TraceFile, encoded
 from hvdlite.observe.trace_row import TraceRow
 from hvdlite.world import world
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:

@@ -54,9 +54,9 @@ def join(device: int = -1) -> int:
         tell()
     teams = active.teams()
     for team in teams:
-        if team.lane is not None:
+        if team.gpu_queue is not None:
             # Its transfers may still post operations, which must come before the join.
-            team.lane.settle()
+            team.gpu_queue.settle()
     operations = [
         team.post(_core.posting(_core.JOIN, "join", False, _core.UINT8), team is not teams[0])
         for team in teams

@@ -102,7 +102,7 @@ def DistributedOptimizer(
             the memory of the gradients in host memory back to the system until the next backward.
             That costs page faults in each step.
         overlap_forward: The model, where `step` may return, with `shard`, while the parts of other
-            ranks are still on the way. A read of a parameter through the model or its modules
+            ranks are still in flight. A read of a parameter through the model or its modules
             (forward, attributes, `parameters()`, `state_dict()`) waits for it. What holds
             parameters otherwise sees old values until then: call
             `optimizer.wait_for_parameters()` before.

@@ -233,7 +233,7 @@ class GradientOptimizer(Wrapper):
 
         Raises:
             ValueError: Another argument; more than 1 with float16; op is not Average.
-            RuntimeError: The gradients of this step are reduced already or on the way, or a
+            RuntimeError: The gradients of this step are reduced already or in flight, or a
                 backward pass of this step had no weight.
 
         Example:

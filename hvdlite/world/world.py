@@ -12,8 +12,8 @@ from typing import Protocol
 
 from hvdlite import _core
 from hvdlite.errors import NotInitializedError
+from hvdlite.world.bootstrap import mpi
 from hvdlite.world.config import Config
-from hvdlite.world.meeting import mpi
 from hvdlite.world.teams import sent_bytes
 from hvdlite.world.teams.algorithm_table import AlgorithmTable
 from hvdlite.world.teams.placement import Placement

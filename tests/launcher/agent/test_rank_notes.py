@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hvdlite.world.meeting.mpi import rank_process
+from hvdlite.world.bootstrap.mpi import rank_process
 from hvdlite.world.telling import launcher_link
 from hvdrun.agent import rank_notes
 from hvdrun.agent.rank_notes import RankNotes
