@@ -18,8 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.ranks import Ranks
-from hvdrun.job.recorded import Recorded
+from hvdrun.job.ranks import Ranks, Recorded
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports import whereabouts

@@ -118,9 +118,7 @@ def parse_host(entry: str, where: str) -> Host:
         if not _NAME.fullmatch(name):
             raise HostListError(f"{where}: {name!r} is not a host name; write it as in 'server1:4'")
     return Host(
-        name,
-        parse_slots(slots, where) if colon else None,
-        _parse_user(user, where) if at else None,
+        name, parse_slots(slots, where) if colon else None, _parse_user(user, where) if at else None
     )
 
 

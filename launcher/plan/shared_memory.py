@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hvdrun.errors import HostSetupError
+from hvdrun.plan.facts import SharedMemory
 from hvdrun.plan.flavour import MPICH, OPENMPI
-from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.request import Request
 
 CELLS, FEW_CELLS = 64, 8  # of MPICH, per rank: the second still lets some messages be on the way

@@ -17,8 +17,8 @@ from hvdrun.errors import HostListError, NoMpi, UsageError
 from hvdrun.machine.programs import output_of
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, few, parse_host
+from hvdrun.plan.request import Allocation, Environ, Starter
 from hvdrun.plan.schedulers.scheduler import Requeue, Scheduler
-from hvdrun.plan.starter import Allocation, Environ, Starter
 from hvdrun.ssh_errors import Trouble
 
 NAME = "Slurm"

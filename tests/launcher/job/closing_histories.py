@@ -4,16 +4,7 @@ from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndHosts, Finish
 from hvdrun.job.events import RankClosedFiles, RankEnded
 from hvdrun.machine.notes import INIT_DONE
-from tests.launcher.job.histories import (
-    LOST_A_PEER,
-    History,
-    asked,
-    begun,
-    ends,
-    init,
-    over,
-    well,
-)
+from tests.launcher.job.histories import LOST_A_PEER, History, asked, begun, ends, init, over, well
 
 BROKE = "rank 2 on b closed its file descriptors after 2.0 s, MPI's connections to other ranks"
 RUNS_ON = "hvdrun: rank 2 on b has closed its file descriptors, MPI's among them, and runs on"

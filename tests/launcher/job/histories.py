@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 
 from hvdrun.job.actions import EndAll, Finish
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
@@ -23,7 +23,6 @@ from hvdrun.job.events import (
     RankStarted,
     TimePassed,
 )
-from hvdrun.job.supervision import Supervision
 from hvdrun.job.verdict import reach
 from hvdrun.machine.notes import INIT_BEGUN
 from hvdrun.plan.command import Command

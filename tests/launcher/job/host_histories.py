@@ -34,12 +34,7 @@ from tests.launcher.job.histories import (
 )
 
 # Both talk, and all ranks have started.
-TWO_FAR_HOSTS = [
-    *begun(),
-    (0.2, HostConnected("c")),
-    (0.2, HostTalks("c")),
-    (0.2, RankStarted(4)),
-]
+TWO_FAR_HOSTS = [*begun(), (0.2, HostConnected("c")), (0.2, HostTalks("c")), (0.2, RankStarted(4))]
 CLOSED = b"Connection to c closed by remote host.\n"
 
 LOST_C = MpirunSaid(

@@ -63,12 +63,7 @@ INIT = {
             *well(20.0, 0, 1, 2, 3),
             *over(20.1),
         ],
-        [
-            (11.5, Look((2, 3))),
-            (12.0, Look((2, 3), True)),
-            (20.1, EndHosts(3.0)),
-            (20.1, Finish()),
-        ],
+        [(11.5, Look((2, 3))), (12.0, Look((2, 3), True)), (20.1, EndHosts(3.0)), (20.1, Finish())],
         0,
         says=[
             (
@@ -298,10 +293,7 @@ INIT = {
         0,
         options={
             "job": command(
-                {
-                    "HVDLITE_STALL_CHECK_DISABLE": "1",
-                    "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "5",
-                },
+                {"HVDLITE_STALL_CHECK_DISABLE": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "5"},
                 a=2,
                 b=2,
             )
@@ -311,20 +303,8 @@ INIT = {
         [
             *begun(),
             *init(1.0, 0, 1, 2),
-            *seen(
-                2.6,
-                3,
-                0.0,
-                "S",
-                COPIES,
-            ),
-            *seen(
-                3.1,
-                3,
-                0.0,
-                "S",
-                COPIES,
-            ),
+            *seen(2.6, 3, 0.0, "S", COPIES),
+            *seen(3.1, 3, 0.0, "S", COPIES),
             *init(3.5, 3),
             *init(3.6, 0, 1, 2, 3, kind=INIT_DONE),
             *well(9.0, 0, 1, 2, 3),

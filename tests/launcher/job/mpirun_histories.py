@@ -1,8 +1,6 @@
 """Histories of mpirun: it fails, hangs or ends early."""
 
-from hvdrun.errors import (
-    MpirunFailed,
-)
+from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndAll, EndHosts, Finish
 from hvdrun.job.events import (
     HostEnded,
@@ -12,15 +10,7 @@ from hvdrun.job.events import (
     MpirunSaid,
     RankEnded,
 )
-from tests.launcher.job.histories import (
-    KILL,
-    History,
-    asked,
-    begun,
-    ends,
-    over,
-    well,
-)
+from tests.launcher.job.histories import KILL, History, asked, begun, ends, over, well
 
 MPIRUN = {
     "mpirun fails before any rank is there": History(
@@ -143,22 +133,12 @@ MPIRUN = {
         0,
     ),
     "mpirun closes its output, and ends later": History(
-        [
-            *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            (1.0, MpirunOutputEnded()),
-            *over(1.5)[:-1],
-        ],
+        [*begun(), *well(1.0, 0, 1, 2, 3), (1.0, MpirunOutputEnded()), *over(1.5)[:-1]],
         [(1.5, EndHosts(3.0)), (1.5, Finish())],
         0,
     ),
     "keepers of this host are there after mpirun and the other host": History(
-        [
-            *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            *over(1.1)[1:],
-            (1.7, KeepersHere(0)),
-        ],
+        [*begun(), *well(1.0, 0, 1, 2, 3), *over(1.1)[1:], (1.7, KeepersHere(0))],
         [(1.1, EndHosts(3.0)), (1.7, Finish())],
         0,
     ),
@@ -175,12 +155,7 @@ MPIRUN = {
         culprit=1,
     ),
     "mpirun is not helped while another host is there": History(
-        [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            (2.1, KeepersHere(0)),
-            *over(4.0, 1)[1:],
-        ],
+        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, KeepersHere(0)), *over(4.0, 1)[1:]],
         ends(2.0, over_at=4.0),
         4,
         culprit=1,

@@ -1,11 +1,6 @@
 """Histories of ranks that fail, are killed, or end with 0 while others run."""
 
-from hvdrun.errors import (
-    CommandNotFound,
-    HostLost,
-    LacksResource,
-    MpirunFailed,
-)
+from hvdrun.errors import CommandNotFound, HostLost, LacksResource, MpirunFailed
 from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
@@ -85,17 +80,10 @@ RANKS = {
         options=PLACED,
     ),
     "all ranks end with 0": History(
-        [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
+        [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)], [(2.1, EndHosts(3.0)), (2.1, Finish())], 0
     ),
     "a rank fails, and the others are ended": History(
-        [
-            *begun(),
-            (2.1, RankEnded(3, "code 3", 2.0)),
-            *asked(2.2, 0, 1, 2),
-            *over(2.5, 1),
-        ],
+        [*begun(), (2.1, RankEnded(3, "code 3", 2.0)), *asked(2.2, 0, 1, 2), *over(2.5, 1)],
         ends(2.1, over_at=2.5),
         3,
         culprit=3,
@@ -197,12 +185,7 @@ RANKS = {
         words=("the keeper of rank 2 on b sent a message of 1073741824 bytes, which hvdrun",),
     ),
     "a keeper ends after its rank": History(
-        [
-            *begun(),
-            *well(2.0, 0, 1, 2, 3),
-            *((2.0, KeeperGone(r)) for r in range(4)),
-            *over(2.1),
-        ],
+        [*begun(), *well(2.0, 0, 1, 2, 3), *((2.0, KeeperGone(r)) for r in range(4)), *over(2.1)],
         [(2.1, EndHosts(3.0)), (2.1, Finish())],
         0,
     ),
@@ -268,11 +251,7 @@ RANKS = {
     ),
     "neither ranks nor mpirun end": History(
         [*begun(), (2.0, RankEnded(1, "code 4", 2.0))],
-        [
-            *ends(2.0),
-            (6.0, SignalMpirun(TERM)),
-            (7.0, Finish()),
-        ],
+        [*ends(2.0), (6.0, SignalMpirun(TERM)), (7.0, Finish())],
         4,
         culprit=1,
     ),
@@ -311,13 +290,7 @@ LEFT = {
         says=[(61.0, "hvdrun: rank 0 on a ended with exit code 0 1 min 00 s ago, and 3 other")],
     ),
     "os._exit(0) in mid-job": History(
-        [
-            *begun(),
-            *in_mpi(0.5, 0, 1, 2, 3),
-            *well(5.0, 1),
-            *asked(8.1, 0, 2, 3),
-            *over(8.2),
-        ],
+        [*begun(), *in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *asked(8.1, 0, 2, 3), *over(8.2)],
         ends(8.0, over_at=8.2),
         73,
         error=MpirunFailed,

@@ -13,7 +13,7 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
-from hvdrun.plan.schedulers.nodes import allocation
+from hvdrun.plan.schedulers.scheduler import allocation
 from tests.launcher.job.histories import (
     HUP,
     INT,
@@ -86,11 +86,7 @@ USER = {
     ),
     "TERM, which ranks and mpirun ignore": History(
         [*begun(), (2.0, Interrupted(TERM))],
-        [
-            *ends(2.0, 20.0),
-            (23.0, SignalMpirun(TERM)),
-            (24.0, Finish()),
-        ],
+        [*ends(2.0, 20.0), (23.0, SignalMpirun(TERM)), (24.0, Finish())],
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
     ),
@@ -187,12 +183,7 @@ USER = {
     ),
     "Ctrl-C, and again, which nothing heeds": History(
         [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
-        [
-            *ends(2.0, first=INT),
-            *ends(2.5, grace_s=0),
-            (3.5, SignalMpirun(TERM)),
-            (4.5, Finish()),
-        ],
+        [*ends(2.0, first=INT), *ends(2.5, grace_s=0), (3.5, SignalMpirun(TERM)), (4.5, Finish())],
         130,
         says=[(2.0, "hvdrun: Ctrl-C: "), (2.5, "hvdrun: Ctrl-C again: ")],
     ),

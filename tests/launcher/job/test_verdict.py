@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvdrun.agent.signals import length_s
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import EndAll, EndHosts, Finish, Release, Say, SignalMpirun
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostBack,
     HostConnected,
@@ -39,7 +39,6 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
-from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.plan.request import Request
 from tests.launcher.job.closing_histories import CLOSING

@@ -6,10 +6,9 @@ import pytest
 
 from hvdrun.errors import HostSetupError
 from hvdrun.plan.command import build
+from hvdrun.plan.facts import LocalFacts, SharedMemory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import parse_hosts
-from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.shared_memory import CELLS, fit, mpich_bytes, openmpi_bytes, settings
 from tests.launcher.preflight.answers import facts_of
