@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from hvdrun.agent.silence import HOST_TIMEOUT_S
 from hvdrun.plan.hosts import Host, Share
@@ -22,28 +22,26 @@ class Allocation(NamedTuple):
     reach: Starter | None = None  # reaches the hosts; None: what was found on this machine does
 
 
-class Starter(Protocol):
+@dataclass(frozen=True)
+class Starter:
     """A scheduler's program that starts ranks instead of mpirun, and reaches the hosts of the
-    allocation instead of ssh. A value that can be compared."""
+    allocation instead of ssh."""
 
-    @property
-    def scheduler(self) -> str: ...
+    scheduler: ClassVar[str]
+    # Variables of the job that the program must not see when it starts the ranks.
+    unwanted: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def program(self) -> str:
-        """The path of the program. Messages show its name."""
-
-    @property
-    def unwanted(self) -> tuple[str, ...]:
-        """Variables of the job that the program must not see when it starts the ranks."""
+    program: str  # its path; messages show its name
 
     @property
     def variables(self) -> Mapping[str, str]:
         """What `connection` needs in its environment."""
+        return {}
 
     def connection(self, host: str) -> list[str]:
         """The words before a command that run it on a host, connected to its stdin, stdout and
         stderr."""
+        raise NotImplementedError
 
     def rank_options(
         self,
@@ -52,10 +50,11 @@ class Starter(Protocol):
         shares: Sequence[Share],
         environ: Environ,
         cwd: str,
-        binding_args: Sequence[str],
+        binding_args: Sequence[str] = (),
     ) -> list[str]:
         """The program's options for ranks of an MPI of this kind. Raises UsageError for a layout of
         hosts and ranks that the program can't start."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

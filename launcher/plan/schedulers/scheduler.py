@@ -6,12 +6,13 @@ scheduler, but they come as its allocation does, with a program that reaches the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvdrun.errors import HostListError
 from hvdrun.machine.environment import NODES
 from hvdrun.plan.flavour import Flavour
-from hvdrun.plan.hosts import Host, Share, merge, parse_host, parse_slots
+from hvdrun.plan.hosts import Host, merge, parse_host, parse_slots
 from hvdrun.plan.request import Allocation, Environ, Starter
 from hvdrun.ssh_errors import Trouble
 
@@ -128,42 +129,21 @@ PBS = Scheduler("PBS", "mpiprocs, or ppn", listed("PBS", "PBS_NODEFILE", line_pe
 NAME = "the rendezvous"
 
 
-class Reach(NamedTuple):
-    """The agent's role `reach`. secret: by which it finds hvdrun on this host."""
+@dataclass(frozen=True)
+class Reach(Starter):
+    """The agent's role `reach`, which starts no ranks. secret: by which it finds hvdrun on this
+    host."""
 
+    scheduler = NAME
     python: str
-    agent: str
     secret: str
-
-    @property
-    def scheduler(self) -> str:
-        return NAME
-
-    @property
-    def program(self) -> str:
-        return self.agent
-
-    @property
-    def unwanted(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def variables(self) -> Mapping[str, str]:
         return {NODES: self.secret}
 
     def connection(self, host: str) -> list[str]:
-        return [self.python, "-I", "-S", self.agent, "reach", host]
-
-    def rank_options(
-        self,
-        kind: str,
-        allocation: Allocation,
-        shares: Sequence[Share],
-        environ: Environ,
-        cwd: str,
-        binding_args: Sequence[str],
-    ) -> list[str]:
-        raise NotImplementedError("mpirun starts the ranks of these hosts")
+        return [self.python, "-I", "-S", self.program, "reach", host]
 
 
 def allocation(
@@ -171,7 +151,7 @@ def allocation(
 ) -> Allocation:
     """The first of the names is this machine's."""
     hosts = tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
-    return Allocation(NAME, hosts, names[0], Reach(python, agent, secret))
+    return Allocation(NAME, hosts, names[0], Reach(agent, python, secret))
 
 
 ENDED = Trouble(

@@ -1,10 +1,20 @@
 """Histories of jobs in which a rank closes file descriptors that MPI needs."""
 
 from hvdrun.errors import MpirunFailed
-from hvdrun.job.actions import EndHosts, Finish
-from hvdrun.job.events import RankClosedFiles, RankEnded
+from hvdrun.job.events import RankClosedFiles
 from hvdrun.machine.notes import INIT_DONE
-from tests.launcher.job.histories import LOST_A_PEER, History, asked, begun, ends, init, over, well
+from tests.launcher.job.histories import (
+    LOST_A_PEER,
+    History,
+    all_well,
+    asked,
+    begun,
+    closes,
+    ended,
+    ends,
+    init,
+    over,
+)
 
 BROKE = "rank 2 on b closed its file descriptors after 2.0 s, MPI's connections to other ranks"
 RUNS_ON = "hvdrun: rank 2 on b has closed its file descriptors, MPI's among them, and runs on"
@@ -16,7 +26,7 @@ CLOSING = {
             *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
-            (2.1, RankEnded(0, "signal 11", 2.1)),
+            ended(2.1, 0, "signal 11"),
             CLOSES,
             *asked(2.3, 1, 2, 3),
             *over(2.4),
@@ -32,7 +42,7 @@ CLOSING = {
             *begun(),
             CLOSES,
             (2.2, LOST_A_PEER),
-            (2.3, RankEnded(0, "code 14", 2.2)),
+            ended(2.3, 0, "code 14", by=2.2),
             *asked(2.4, 1, 2, 3),
             *over(2.5),
         ],
@@ -48,7 +58,7 @@ CLOSING = {
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (2.3, RankEnded(0, "code 1", 2.2)),
+            ended(2.3, 0, "code 1", by=2.2),
             *asked(2.4, 1, 2, 3),
             *over(2.5),
         ],
@@ -63,7 +73,7 @@ CLOSING = {
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (70.0, RankEnded(0, "signal 11", 70.0)),
+            ended(70.0, 0, "signal 11"),
             *asked(70.1, 1, 2, 3),
             *over(70.2),
         ],
@@ -79,7 +89,7 @@ CLOSING = {
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (3.1, RankEnded(2, "code 15", 3.0)),
+            ended(3.1, 2, "code 15", by=3.0),
             *asked(3.2, 0, 1, 3),
             *over(3.3),
         ],
@@ -91,32 +101,21 @@ CLOSING = {
             "hvdrun: it had closed its file descriptors 1.0 s before",
         ),
     ),
-    "a rank that MPI does not know": History(
-        [*begun(), CLOSES, *well(30.0, 0, 1, 2, 3), *over(30.1)],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
-    ),
+    "a rank that MPI does not know": History([*begun(), CLOSES, *all_well(30.0)], closes(30.1), 0),
     "it runs on": History(
         [
             *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            *well(30.0, 0, 1, 2, 3),
-            *over(30.1),
+            *all_well(30.0),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        closes(30.1),
         0,
         says=[(7.0, RUNS_ON)],
     ),
     "Open MPI ends a rank that has lost another one, which still runs": History(
-        [
-            *begun(),
-            (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
-            *asked(2.1, 1, 2, 3),
-            *over(2.2),
-        ],
+        [*begun(), (2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         14,
         culprit=0,

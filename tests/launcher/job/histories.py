@@ -6,7 +6,7 @@ Unless it says otherwise, a job has ranks 0 and 1 on this host, a, and 2 and 3 o
 import json
 from dataclasses import dataclass, field
 
-from hvdrun.job.actions import EndAll, Finish
+from hvdrun.job.actions import EndAll, EndHosts, Finish, Look
 from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostConnected,
@@ -97,6 +97,16 @@ def well(at, *ranks):
     return [(at, RankEnded(rank, "code 0", at)) for rank in ranks]
 
 
+def all_well(at):
+    """All ranks end with 0, and then everything."""
+    return [*well(at, 0, 1, 2, 3), *over(round(at + 0.1, 3))]
+
+
+def ended(at, rank, how, by=None):
+    """hvdrun learns it at this time; by: when it was."""
+    return at, RankEnded(rank, how, at if by is None else by)
+
+
 def in_mpi(at, *ranks):
     return [(at, RankInMpi(rank)) for rank in ranks]
 
@@ -119,6 +129,16 @@ def over(at, code=0):
     """Nothing is left on any host, and mpirun ends too."""
     events = [KeepersHere(0), HostEnded("b", "", 0), MpirunEnded(code), MpirunOutputEnded()]
     return [(at, event) for event in events]
+
+
+def closes(at):
+    """mpirun has ended by itself, and so has everything."""
+    return [(at, EndHosts(3.0)), (at, Finish())]
+
+
+def looks(at, *ranks):
+    """The ranks are asked what they do, and half a second later where they are in their code."""
+    return [(at, Look(ranks)), (round(at + 0.5, 3), Look(ranks, True))]
 
 
 def ends(at, grace_s=3.0, over_at=None, first=TERM):

@@ -18,7 +18,6 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
-    RankEnded,
     RankStarted,
     SshSaid,
 )
@@ -28,6 +27,7 @@ from tests.launcher.job.histories import (
     asked,
     begun,
     command,
+    ended,
     ends,
     over,
     well,
@@ -206,7 +206,7 @@ HOSTS = {
         [
             *begun(),
             (1.0, HostEnded("b", "", 1)),
-            (1.1, RankEnded(0, "code 9", 1.0)),
+            ended(1.1, 0, "code 9", by=1.0),
             (1.1, KeepersHere(0)),
             (1.2, MpirunEnded(1)),
             (1.2, MpirunOutputEnded()),
@@ -216,7 +216,7 @@ HOSTS = {
         culprit=0,
     ),
     "a rank fails, and a host is lost without a report": History(
-        [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
+        [*begun(), (2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
         72,
         error=HostLost,
@@ -225,9 +225,9 @@ HOSTS = {
     "a rank fails of one that was killed and whose shim MPI had ended": History(
         [
             *begun(),
-            (2.0, RankEnded(2, "late signal 9", 1.9)),
+            ended(2.0, 2, "late signal 9", by=1.9),
             (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
+            ended(2.0, 0, "code 14"),
             *over(2.1, 14),
         ],
         ends(2.0, over_at=2.1),
@@ -236,13 +236,7 @@ HOSTS = {
         words=("rank 2 on b was ended by SIGKILL",),
     ),
     "a rank fails of one that left with 0": History(
-        [
-            *begun(),
-            *well(1.9, 2),
-            (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
-            *over(2.1, 14),
-        ],
+        [*begun(), *well(1.9, 2), (2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
         73,
         error=MpirunFailed,
@@ -251,7 +245,7 @@ HOSTS = {
     "a host is silent while the job is ended for another reason": History(
         [
             *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             (2.5, HostSilent("b", 30.0, 30.0)),
             (2.6, KeepersHere(0)),
             (2.6, MpirunEnded(1)),
@@ -265,7 +259,7 @@ HOSTS = {
         [
             (0.1, KeepersHere(2)),
             (0.1, RankStarted(0)),
-            (0.2, RankEnded(0, "code 4", 0.2)),
+            ended(0.2, 0, "code 4"),
             (0.3, HostConnected("b")),
             *over(0.5, 1),
         ],

@@ -1,17 +1,21 @@
 """Histories of jobs whose ranks wait in hvd.init() or MPI_Init for others."""
 
 from hvdrun.errors import MpirunFailed, StartTimeout
-from hvdrun.job.actions import EndHosts, Finish, Look
-from hvdrun.job.events import RankEnded, RankLeftMpi
+from hvdrun.job.actions import Look
+from hvdrun.job.events import RankLeftMpi
 from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
 from tests.launcher.job.histories import (
     History,
+    all_well,
     asked,
     begun,
+    closes,
     command,
+    ended,
     ends,
     in_mpi,
     init,
+    looks,
     over,
     seen,
     well,
@@ -42,10 +46,9 @@ INIT = {
             *init(1.0, 0, 1, 2),
             *init(9.9, 3),
             *init(10.0, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(500.0, 0, 1, 2, 3),
-            *over(500.1),
+            *all_well(500.0),
         ],
-        [(500.1, EndHosts(3.0)), (500.1, Finish())],
+        closes(500.1),
         0,
         says=[],
     ),
@@ -60,10 +63,9 @@ INIT = {
             *seen(12.2, 2, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *seen(12.2, 3, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *init(15.0, 2, 3, kind=INIT_DONE),
-            *well(20.0, 0, 1, 2, 3),
-            *over(20.1),
+            *all_well(20.0),
         ],
-        [(11.5, Look((2, 3))), (12.0, Look((2, 3), True)), (20.1, EndHosts(3.0)), (20.1, Finish())],
+        [*looks(11.5, 2, 3), *closes(20.1)],
         0,
         says=[
             (
@@ -124,19 +126,10 @@ INIT = {
         ),
     ),
     "ranks end with 0 and none of the others is in init": History(
-        [*begun(), *well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)],
-        [(40.1, EndHosts(3.0)), (40.1, Finish())],
-        0,
-        says=[],
+        [*begun(), *well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)], closes(40.1), 0, says=[]
     ),
     "a rank fails while others wait for it in init": History(
-        [
-            *begun(),
-            *init(1.0, 0, 2, 3),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            *asked(2.1, 0, 2, 3),
-            *over(2.2),
-        ],
+        [*begun(), *init(1.0, 0, 2, 3), ended(2.0, 1, "code 4"), *asked(2.1, 0, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
@@ -152,17 +145,9 @@ INIT = {
             *seen(21.2, 1, 14.4, "R", by=81.0),
             *init(30.0, 1),
             *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (10.5, Look((1,))),
-            (11.0, Look((1,), True)),
-            (20.6, Look((1,))),
-            (21.1, Look((1,), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
+        [*looks(10.5, 1), *looks(20.6, 1), *closes(40.1)],
         0,
         says=[
             (
@@ -193,15 +178,9 @@ INIT = {
             *seen(11.3, 3, why="it has not imported hvdlite"),
             *init(20.0, 1, 2, 3),
             *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
+        [*looks(10.5, 1, 2, 3), *closes(40.1)],
         0,
         says=[
             (
@@ -223,17 +202,9 @@ INIT = {
             *seen(11.1, 1),
             *init(40.0, 1, 2, 3),
             *init(40.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(100.0, 0, 1, 2, 3),
-            *over(100.1),
+            *all_well(100.0),
         ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (25.5, Look((1, 2, 3))),
-            (26.0, Look((1, 2, 3), True)),
-            (100.1, EndHosts(3.0)),
-            (100.1, Finish()),
-        ],
+        [*looks(10.5, 1, 2, 3), *looks(25.5, 1, 2, 3), *closes(100.1)],
         0,
         says=[
             (
@@ -269,10 +240,7 @@ INIT = {
         ],
     ),
     "the start timeout does not count once all ranks run": History(
-        [*begun(), *well(500.0, 0, 1, 2, 3), *over(500.1)],
-        [(500.1, EndHosts(3.0)), (500.1, Finish())],
-        0,
-        options={"start_timeout_s": 5.0},
+        [*begun(), *all_well(500.0)], closes(500.1), 0, options={"start_timeout_s": 5.0}
     ),
     "the stall shutdown time ends a wait in init": History(
         [*begun(), *init(1.0, 0, 1), *asked(6.2, 0, 1, 2, 3), *over(6.3)],
@@ -288,8 +256,8 @@ INIT = {
         options={"job": command({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}, a=2, b=2)},
     ),
     "without a stall check, a wait in init has neither reports nor an end": History(
-        [*begun(), *init(1.0, 0, 1), *init(900.0, 2, 3), *well(999.0, 0, 1, 2, 3), *over(999.1)],
-        [(999.1, EndHosts(3.0)), (999.1, Finish())],
+        [*begun(), *init(1.0, 0, 1), *init(900.0, 2, 3), *all_well(999.0)],
+        closes(999.1),
         0,
         options={
             "job": command(
@@ -307,10 +275,9 @@ INIT = {
             *seen(3.1, 3, 0.0, "S", COPIES),
             *init(3.5, 3),
             *init(3.6, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(9.0, 0, 1, 2, 3),
-            *over(9.1),
+            *all_well(9.0),
         ],
-        [(2.5, Look((3,))), (3.0, Look((3,), True)), (9.1, EndHosts(3.0)), (9.1, Finish())],
+        [*looks(2.5, 3), *closes(9.1)],
         0,
         says=[
             (
@@ -337,7 +304,7 @@ INIT = {
             *asked(17.1, 0, 1, 2),
             *over(17.2),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), *ends(17.0, over_at=17.2)],
+        [*looks(10.5, 3), *ends(17.0, over_at=17.2)],
         73,
         error=MpirunFailed,
         words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
@@ -359,10 +326,9 @@ INIT = {
             *init(1.5, 3, kind=INIT_FAILED),
             *init(20.0, 3),
             *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        [*looks(10.5, 3), *closes(40.1)],
         0,
         says=[
             (
@@ -376,19 +342,8 @@ INIT = {
         ],
     ),
     "init raises an error on the rank that waits: nobody says that all have come": History(
-        [
-            *begun(),
-            *init(1.0, 0),
-            *init(20.0, 0, kind=INIT_FAILED),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
-        ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
+        [*begun(), *init(1.0, 0), *init(20.0, 0, kind=INIT_FAILED), *all_well(40.0)],
+        [*looks(10.5, 1, 2, 3), *closes(40.1)],
         0,
         says=[(16.0, "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it")],
     ),
@@ -400,15 +355,9 @@ INIT = {
             *init(20.0, 2),
             *init(36.0, 0, 1, 3),
             *init(36.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (29.5, Look((0, 1, 3))),
-            (30.0, Look((0, 1, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
+        [*looks(29.5, 0, 1, 3), *closes(40.1)],
         0,
         says=[
             (35.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
@@ -439,10 +388,9 @@ INIT = {
             *seen(11.1, 3, why="it has not imported hvdlite"),
             *in_mpi(15.0, 3),
             *((39.0, RankLeftMpi(rank)) for rank in range(4)),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        [*looks(10.5, 3), *closes(40.1)],
         0,
         says=[
             (
@@ -456,14 +404,8 @@ INIT = {
         ],
     ),
     "a rank that can't tell comes to init": History(
-        [
-            *begun(),
-            *init(1.0, 0, 1, 2),
-            *init(17.0, 0, 1, 2, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
-        ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
+        [*begun(), *init(1.0, 0, 1, 2), *init(17.0, 0, 1, 2, kind=INIT_DONE), *all_well(40.0)],
+        [*looks(10.5, 3), *closes(40.1)],
         0,
         says=[
             (16.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
@@ -479,12 +421,7 @@ INIT = {
             *well(40.0, *range(46)),
             *over(40.1),
         ],
-        [
-            (10.5, Look(tuple(range(1, 33)))),
-            (11.0, Look(tuple(range(1, 33)), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
+        [(10.5, Look(tuple(range(1, 33)))), (11.0, Look(tuple(range(1, 33)), True)), *closes(40.1)],
         0,
         says=[
             (

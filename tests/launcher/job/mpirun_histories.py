@@ -2,15 +2,19 @@
 
 from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndAll, EndHosts, Finish
-from hvdrun.job.events import (
-    HostEnded,
-    KeepersHere,
-    MpirunEnded,
-    MpirunOutputEnded,
-    MpirunSaid,
-    RankEnded,
+from hvdrun.job.events import HostEnded, KeepersHere, MpirunEnded, MpirunOutputEnded, MpirunSaid
+from tests.launcher.job.histories import (
+    KILL,
+    History,
+    all_well,
+    asked,
+    begun,
+    closes,
+    ended,
+    ends,
+    over,
+    well,
 )
-from tests.launcher.job.histories import KILL, History, asked, begun, ends, over, well
 
 MPIRUN = {
     "mpirun fails before any rank is there": History(
@@ -19,7 +23,7 @@ MPIRUN = {
             (0.2, MpirunEnded(213)),
             (0.2, MpirunOutputEnded()),
         ],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        closes(0.2),
         73,
         error=MpirunFailed,
         words=(
@@ -34,7 +38,7 @@ MPIRUN = {
             (0.2, MpirunEnded(213)),
             (0.2, MpirunOutputEnded()),
         ],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        closes(0.2),
         73,
         error=MpirunFailed,
         words=(
@@ -44,27 +48,27 @@ MPIRUN = {
     ),
     "mpirun prints an empty line and fails": History(
         [(0.1, MpirunSaid(b"\n")), (0.2, MpirunEnded(1)), (0.2, MpirunOutputEnded())],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        closes(0.2),
         73,
         error=MpirunFailed,
         words=("could not start the job (exit code 1): it printed nothing",),
     ),
     "mpirun fails and prints nothing": History(
         [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
+        closes(0.2),
         73,
         error=MpirunFailed,
         words=("could not start the job (signal 11): it printed nothing",),
     ),
     "mpirun is told to do something else": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
-        [(0.9, EndHosts(3.0)), (0.9, Finish())],
+        closes(0.9),
         0,
         says=[(0.6, "[mpirun] mpirun 5")],
     ),
     "mpirun's words come at once with --verbose": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
-        [(0.9, EndHosts(3.0)), (0.9, Finish())],
+        closes(0.9),
         0,
         says=[(0.1, "[mpirun] mpirun 5")],
         options={"verbose": True},
@@ -73,7 +77,7 @@ MPIRUN = {
         [
             *begun(),
             (2.0, MpirunSaid(b"BAD TERMINATION\n")),
-            (2.1, RankEnded(1, "code 4", 2.0)),
+            ended(2.1, 1, "code 4", by=2.0),
             *over(9.0),
         ],
         ends(2.1),
@@ -85,7 +89,7 @@ MPIRUN = {
             *begun(),
             (2.0, MpirunEnded(1)),
             (2.0, MpirunOutputEnded()),
-            (3.5, RankEnded(2, "code 7", 1.9)),
+            ended(3.5, 2, "code 7", by=1.9),
             (3.6, HostEnded("b", "", 1)),
             (3.6, KeepersHere(0)),
         ],
@@ -98,7 +102,7 @@ MPIRUN = {
             *begun(),
             (2.0, MpirunEnded(1)),
             (2.0, MpirunOutputEnded()),
-            (4.5, RankEnded(2, "code 7", 1.9)),
+            ended(4.5, 2, "code 7", by=1.9),
             (4.6, HostEnded("b", "", 1)),
             (4.6, KeepersHere(0)),
         ],
@@ -124,8 +128,7 @@ MPIRUN = {
     "mpirun ends, and its daemon keeps its output open": History(
         [
             *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            *over(1.1)[:-1],
+            *all_well(1.0)[:-1],
             (1.5, MpirunSaid(b"[a:1] a daemon's line\n")),
             (1.6, MpirunOutputEnded()),
         ],
@@ -134,7 +137,7 @@ MPIRUN = {
     ),
     "mpirun closes its output, and ends later": History(
         [*begun(), *well(1.0, 0, 1, 2, 3), (1.0, MpirunOutputEnded()), *over(1.5)[:-1]],
-        [(1.5, EndHosts(3.0)), (1.5, Finish())],
+        closes(1.5),
         0,
     ),
     "keepers of this host are there after mpirun and the other host": History(
@@ -145,7 +148,7 @@ MPIRUN = {
     "mpirun is not helped while a keeper of this host is there": History(
         [
             *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             (2.1, HostEnded("b", "", 1)),
             *over(4.0, 1)[:1],
             *over(4.1, 1)[2:],
@@ -155,18 +158,13 @@ MPIRUN = {
         culprit=1,
     ),
     "mpirun is not helped while another host is there": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, KeepersHere(0)), *over(4.0, 1)[1:]],
+        [*begun(), ended(2.0, 1, "code 4"), (2.1, KeepersHere(0)), *over(4.0, 1)[1:]],
         ends(2.0, over_at=4.0),
         4,
         culprit=1,
     ),
     "mpirun's words come with --verbose also while the job is being ended": History(
-        [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            (2.1, MpirunSaid(b"BAD TERMINATION\n")),
-            *over(2.2, 1),
-        ],
+        [*begun(), ended(2.0, 1, "code 4"), (2.1, MpirunSaid(b"BAD TERMINATION\n")), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
@@ -177,12 +175,12 @@ MPIRUN = {
         [
             *begun(),
             *well(1.0, 0),
-            (2.0, RankEnded(1, "late signal 15", 2.0)),
-            (2.0, RankEnded(2, "late signal 15", 2.0)),
-            (2.0, RankEnded(3, "late signal 15", 2.0)),
+            ended(2.0, 1, "late signal 15"),
+            ended(2.0, 2, "late signal 15"),
+            ended(2.0, 3, "late signal 15"),
             *over(2.1, -KILL),
         ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        closes(2.1),
         73,
         error=MpirunFailed,
         words=("rank 0 on a ended with exit code 0 after 1.0 s, in mid-job",),

@@ -1,7 +1,7 @@
 """Histories of ranks that fail, are killed, or end with 0 while others run."""
 
 from hvdrun.errors import CommandNotFound, HostLost, LacksResource, MpirunFailed
-from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
+from hvdrun.job.actions import Finish, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
@@ -22,9 +22,12 @@ from tests.launcher.job.histories import (
     LOST_A_PEER,
     TERM,
     History,
+    all_well,
     asked,
     begun,
+    closes,
     command,
+    ended,
     ends,
     in_mpi,
     over,
@@ -45,10 +48,7 @@ def placed(*hosts):
 
 RANKS = {
     "all ranks start where they were planned, and end with 0": History(
-        [*placed("", "", "b", "b"), *well(2.0, 0, 1, 2, 3), *over(2.1)],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
-        options=PLACED,
+        [*placed("", "", "b", "b"), *all_well(2.0)], closes(2.1), 0, options=PLACED
     ),
     "MPI starts all ranks on one host": History(
         [*placed("", "", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
@@ -72,18 +72,15 @@ RANKS = {
             (0.05, HostConnected("b")),
             (0.05, HostShares("b")),
             *((0.1, RankStarted(rank)) for rank in range(4)),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
+            *all_well(2.0),
         ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        closes(2.1),
         0,
         options=PLACED,
     ),
-    "all ranks end with 0": History(
-        [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)], [(2.1, EndHosts(3.0)), (2.1, Finish())], 0
-    ),
+    "all ranks end with 0": History([*begun(), *all_well(2.0)], closes(2.1), 0),
     "a rank fails, and the others are ended": History(
-        [*begun(), (2.1, RankEnded(3, "code 3", 2.0)), *asked(2.2, 0, 1, 2), *over(2.5, 1)],
+        [*begun(), ended(2.1, 3, "code 3", by=2.0), *asked(2.2, 0, 1, 2), *over(2.5, 1)],
         ends(2.1, over_at=2.5),
         3,
         culprit=3,
@@ -92,9 +89,9 @@ RANKS = {
     "the words of the host that failed first come last": History(
         [
             *begun(),
-            (2.0, RankEnded(0, "code 1", 2.0)),
+            ended(2.0, 0, "code 1"),
             *asked(2.1, 1),
-            (2.4, RankEnded(2, "signal 9", 1.9)),
+            ended(2.4, 2, "signal 9", by=1.9),
             *asked(2.5, 3),
             *over(2.6, 1),
         ],
@@ -106,8 +103,8 @@ RANKS = {
     "two ranks fail within milliseconds": History(
         [
             *begun(),
-            (2.004, RankEnded(0, "code 5", 2.003)),
-            (2.005, RankEnded(3, "code 6", 2.001)),
+            ended(2.004, 0, "code 5", by=2.003),
+            ended(2.005, 3, "code 6", by=2.001),
             *asked(2.1, 1, 2),
             *over(2.2),
         ],
@@ -116,13 +113,7 @@ RANKS = {
         culprit=3,
     ),
     "two ranks fail at the same time": History(
-        [
-            *begun(),
-            (2.0, RankEnded(3, "code 6", 2.0)),
-            (2.0, RankEnded(1, "code 5", 2.0)),
-            *asked(2.1, 0, 2),
-            *over(2.2),
-        ],
+        [*begun(), ended(2.0, 3, "code 6"), ended(2.0, 1, "code 5"), *asked(2.1, 0, 2), *over(2.2)],
         ends(2.0, over_at=2.2),
         5,
         culprit=1,
@@ -130,8 +121,8 @@ RANKS = {
     "a rank that MPI had ended before is a consequence": History(
         [
             *begun(),
-            (2.0, RankEnded(0, "late signal 15", 2.0)),
-            (2.2, RankEnded(3, "code 6", 2.1)),
+            ended(2.0, 0, "late signal 15"),
+            ended(2.2, 3, "code 6", by=2.1),
             *asked(2.3, 1, 2),
             *over(2.4),
         ],
@@ -140,7 +131,7 @@ RANKS = {
         culprit=3,
     ),
     "the kernel is out of memory": History(
-        [*begun(), (2.0, RankEnded(1, "oom 9", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2)],
+        [*begun(), ended(2.0, 1, "oom 9"), *asked(2.1, 0, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         137,
         culprit=1,
@@ -186,18 +177,18 @@ RANKS = {
     ),
     "a keeper ends after its rank": History(
         [*begun(), *well(2.0, 0, 1, 2, 3), *((2.0, KeeperGone(r)) for r in range(4)), *over(2.1)],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
+        closes(2.1),
         0,
     ),
     "the program is not there": History(
-        [*begun(), (0.2, RankEnded(2, "missing 2", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+        [*begun(), ended(0.2, 2, "missing 2"), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
         69,
         error=CommandNotFound,
         words=("'train.py' was not found on b (rank 2)",),
     ),
     "an agent can't start its rank": History(
-        [*begun(), (0.2, RankEnded(2, "lacks 11", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+        [*begun(), ended(0.2, 2, "lacks 11"), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
         76,
         error=LacksResource,
@@ -209,7 +200,7 @@ RANKS = {
             (0.5, MpirunEnded(186)),
             (0.5, MpirunOutputEnded()),
         ],
-        [(0.5, EndHosts(3.0)), (0.5, Finish())],
+        closes(0.5),
         76,
         error=LacksResource,
         words=("mpirun can't open any more files; raise that limit (`ulimit -n 4096`;",),
@@ -217,13 +208,13 @@ RANKS = {
     ),
     "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
         [*begun(), *over(2.0, 7)],
-        [(2.0, EndHosts(3.0)), (2.0, Finish())],
+        closes(2.0),
         7,
         culprit=2,
         options={"tails": {0: b"fine\n", 2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
     ),
     "a rank fails, and another one's words are those of an abort": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2, 1)],
+        [*begun(), ended(2.0, 1, "code 4"), *asked(2.1, 0, 2, 3), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
@@ -232,8 +223,8 @@ RANKS = {
     "two ranks fail, and say the same": History(
         [
             *begun(),
-            (2.0, RankEnded(0, "code 1", 2.0)),
-            (2.1, RankEnded(2, "code 1", 2.1)),
+            ended(2.0, 0, "code 1"),
+            ended(2.1, 2, "code 1"),
             *asked(2.2, 1, 3),
             *over(2.3, 1),
         ],
@@ -244,13 +235,13 @@ RANKS = {
         options={"tails": {0: b"no disk\n", 1: b"fine\n", 2: b"no disk\n"}},
     ),
     "ranks ignore TERM": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
+        [*begun(), ended(2.0, 1, "code 4"), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
         ends(2.0, over_at=5.2),
         4,
         culprit=1,
     ),
     "neither ranks nor mpirun end": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0))],
+        [*begun(), ended(2.0, 1, "code 4")],
         [*ends(2.0), (6.0, SignalMpirun(TERM)), (7.0, Finish())],
         4,
         culprit=1,
@@ -258,7 +249,7 @@ RANKS = {
     "mpirun does not end though the ranks have": History(
         [
             *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             *asked(2.1, 0, 2, 3),
             *((2.2, event) for event in (KeepersHere(0), HostEnded("b", "", 0))),
             (2.75, MpirunEnded(-TERM)),
@@ -280,12 +271,12 @@ LEFT = {
             *well(6.0, 1, 2, 3),
             *over(6.1),
         ],
-        [(6.1, EndHosts(3.0)), (6.1, Finish())],
+        closes(6.1),
         0,
     ),
     "a rank ends with 0, and others run on": History(
         [*begun(), *well(1.0, 0), *well(200.0, 1, 2, 3), *over(200.1)],
-        [(200.1, EndHosts(3.0)), (200.1, Finish())],
+        closes(200.1),
         0,
         says=[(61.0, "hvdrun: rank 0 on a ended with exit code 0 1 min 00 s ago, and 3 other")],
     ),
@@ -315,18 +306,18 @@ LEFT = {
             *begun(),
             *in_mpi(0.5, 0, 2),
             *well(1.0, 0),
-            (1.1, RankEnded(2, "late signal 15", 1.1)),
+            ended(1.1, 2, "late signal 15"),
             *well(10.0, 1, 3),
             *over(10.1, 1),
         ],
-        [(10.1, EndHosts(3.0)), (10.1, Finish())],
+        closes(10.1),
         73,
         error=MpirunFailed,
         words=("ended with exit code 0 after 10.0 s, in mid-job",),
     ),
     "os._exit(0) in mid-job, which Open MPI notices": History(
         [*begun(), *well(5.0, 1), (5.1, IMPROPER), *well(5.2, 0), *over(5.3, 1)],
-        [(5.3, EndHosts(3.0)), (5.3, Finish())],
+        closes(5.3),
         73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
@@ -336,7 +327,7 @@ LEFT = {
             *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             *well(5.0, 1),
-            (5.5, RankEnded(2, "signal 11", 5.4)),
+            ended(5.5, 2, "signal 11", by=5.4),
             *over(5.6, 1),
         ],
         ends(5.5, over_at=5.6),
@@ -352,8 +343,8 @@ LEFT = {
             *begun(),
             *well(5.0, 1),
             (5.1, LOST_A_PEER),
-            (5.2, RankEnded(2, "code 14", 5.1)),
-            (5.2, RankEnded(0, "code 14", 5.2)),
+            ended(5.2, 2, "code 14", by=5.1),
+            ended(5.2, 0, "code 14"),
             *over(5.3, 1),
         ],
         ends(5.2, over_at=5.3),
@@ -365,8 +356,8 @@ LEFT = {
         [
             *begun(),
             (5.1, LOST_A_PEER),
-            (5.2, RankEnded(2, "code 14", 5.0)),
-            (5.2, RankEnded(0, "code 14", 5.2)),
+            ended(5.2, 2, "code 14", by=5.0),
+            ended(5.2, 0, "code 14"),
             *over(5.3, 1),
         ],
         ends(5.2, over_at=5.3),
@@ -379,7 +370,7 @@ LEFT = {
             *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             *well(5.0, 1),
-            (5.5, RankEnded(2, "signal 9", 5.4)),
+            ended(5.5, 2, "signal 9", by=5.4),
             *over(5.6, 1),
         ],
         ends(5.5, over_at=5.6),
@@ -394,7 +385,7 @@ LEFT = {
         [
             *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
-            (5.5, RankEnded(2, "signal 11", 5.0)),
+            ended(5.5, 2, "signal 11", by=5.0),
             *well(5.4, 1),
             *over(5.6, 1),
         ],
@@ -408,7 +399,7 @@ LEFT = {
             *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             *well(5.0, 1),
-            (5.5, RankEnded(2, "code 1", 5.4)),
+            ended(5.5, 2, "code 1", by=5.4),
             *over(5.6, 1),
         ],
         ends(5.5, over_at=5.6),
@@ -418,7 +409,7 @@ LEFT = {
         options={"tails": {2: b"ValueError: no such file\n"}},
     ),
     "a rank fails of another that left": History(
-        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+        [*begun(), *well(5.0, 1), ended(5.5, 2, "code 9", by=5.4), *over(5.6)],
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
@@ -426,7 +417,7 @@ LEFT = {
         options={"tails": {2: b"hvdlite.errors.HorovodInternalError: rank 1 on a has left\n"}},
     ),
     "a rank fails by itself, after another ended with 0": History(
-        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+        [*begun(), *well(5.0, 1), ended(5.5, 2, "code 9", by=5.4), *over(5.6)],
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
@@ -448,7 +439,7 @@ LEFT = {
             *well(30.0, 3),
             *over(30.1),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        closes(30.1),
         0,
     ),
     "a rank ends with 0 after MPI_Finalize while others are still in MPI": History(
@@ -461,7 +452,7 @@ LEFT = {
             *well(30.0, 1, 2, 3),
             *over(30.1),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
+        closes(30.1),
         0,
     ),
     "mpirun does not end though all ranks have ended with 0": History(

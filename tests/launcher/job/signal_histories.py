@@ -1,13 +1,12 @@
 """Histories of signals to hvdrun: those that end the job, and those that are passed on."""
 
-from hvdrun.job.actions import EndHosts, Finish, PassOn, SignalMpirun
+from hvdrun.job.actions import Finish, PassOn, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
     Interrupted,
     MpirunEnded,
     MpirunOutputEnded,
-    RankEnded,
     RankSignalled,
     ReaderLeft,
     ToPassOn,
@@ -21,8 +20,11 @@ from tests.launcher.job.histories import (
     TERM,
     USR1,
     History,
+    all_well,
     asked,
     begun,
+    closes,
+    ended,
     ends,
     over,
     well,
@@ -39,10 +41,10 @@ USER = {
         [
             *begun(),
             (2.0, Interrupted(INT)),
-            (2.1, RankEnded(0, "asked code 130", 2.1)),
-            (2.1, RankEnded(1, "asked code 1", 2.1)),
-            (2.1, RankEnded(2, "asked signal 2", 2.1)),
-            (4.1, RankEnded(3, "asked code 0", 2.1)),
+            ended(2.1, 0, "asked code 130"),
+            ended(2.1, 1, "asked code 1"),
+            ended(2.1, 2, "asked signal 2"),
+            ended(4.1, 3, "asked code 0", by=2.1),
             *over(4.2, 1),
         ],
         ends(2.0, over_at=4.2, first=INT),
@@ -97,7 +99,7 @@ USER = {
             *asked(2.1, 1, 2, 3),
             (3.0, MpirunEnded(1)),
             (3.0, MpirunOutputEnded()),
-            (12.0, RankEnded(0, "asked code 0", 12.0)),
+            ended(12.0, 0, "asked code 0"),
             *over(12.1)[:2],
         ],
         ends(2.0, 20.0, over_at=12.1),
@@ -206,7 +208,7 @@ USER = {
         says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM after Ctrl-C: killing")],
     ),
     "a rank fails after Ctrl-C": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
+        [*begun(), (2.0, Interrupted(INT)), ended(2.1, 1, "code 4"), *over(2.2, 1)],
         ends(2.0, over_at=2.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: ")],
@@ -214,7 +216,7 @@ USER = {
     "TERM while the job is being ended for a failure: the ranks have what is left": History(
         [
             *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             (4.0, Interrupted(TERM)),
             *asked(4.5, 0, 2, 3),
             *over(4.6, 1),
@@ -240,9 +242,7 @@ USER = {
     ),
     "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
     "a reader that leaves after a rank has failed": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, ReaderLeft())],
-        [*ends(2.0), (2.1, Finish())],
-        141,
+        [*begun(), ended(2.0, 1, "code 4"), (2.1, ReaderLeft())], [*ends(2.0), (2.1, Finish())], 141
     ),
     "a reader that leaves at Ctrl-C": History(
         [*begun(), (2.0, Interrupted(INT)), (2.1, ReaderLeft())],
@@ -264,10 +264,9 @@ PASSED_ON = {
             *begun(),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="sent", r1="sent", r2="sent", r3="sent"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
         0,
     ),
     "USR1 for which two ranks have no handler": History(
@@ -276,10 +275,9 @@ PASSED_ON = {
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="sent", r1="deadly", r2="sent"),
             *signalled(2.2, 1, r3="deadly"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
         0,
         says=[
             (
@@ -296,10 +294,9 @@ PASSED_ON = {
             *begun(),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="deadly", r1="sent", r2="sent"),
-            *well(30.0, 0, 1, 2, 3),
-            *over(30.1),
+            *all_well(30.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (30.1, EndHosts(3.0)), (30.1, Finish())],
+        [(2.0, PassOn(USR1, 1)), *closes(30.1)],
         0,
         says=[
             (
@@ -321,7 +318,7 @@ PASSED_ON = {
             *well(3.0, 0, 1),
             *over(3.1),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
         0,
     ),
     "USR1 twice, and the answers come in another order": History(
@@ -332,22 +329,21 @@ PASSED_ON = {
             *signalled(2.2, 2, r0="sent", r1="sent", r2="sent", r3="sent"),
             *signalled(2.3, 1, r0="deadly", r1="deadly", r2="deadly", r3="deadly"),
             *signalled(2.4, 1, r0="sent"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (2.1, PassOn(USR1, 2)), (3.1, EndHosts(3.0)), (3.1, Finish())],
+        [(2.0, PassOn(USR1, 1)), (2.1, PassOn(USR1, 2)), *closes(3.1)],
         0,
         says=[(2.3, "hvdrun: SIGUSR1 was sent to 0 of 4 ranks; ranks 0-3 have no handler for it")],
     ),
     "USR1 before any rank has started": History(
-        [(0.1, ToPassOn(USR1)), *begun(), *well(3.0, 0, 1, 2, 3), *over(3.1)],
-        [(3.1, EndHosts(3.0)), (3.1, Finish())],
+        [(0.1, ToPassOn(USR1)), *begun(), *all_well(3.0)],
+        closes(3.1),
         0,
         says=[(0.1, "hvdrun: SIGUSR1 was not passed on: no rank is running")],
     ),
     "Ctrl-Z": History(
-        [*begun(), (2.0, ToStop()), *well(3.0, 0, 1, 2, 3), *over(3.1)],
-        [(3.1, EndHosts(3.0)), (3.1, Finish())],
+        [*begun(), (2.0, ToStop()), *all_well(3.0)],
+        closes(3.1),
         0,
         says=[(2.0, "hvdrun: Ctrl-Z: hvdrun does not stop")],
     ),

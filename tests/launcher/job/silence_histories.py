@@ -1,7 +1,6 @@
 """Histories of hosts that are silent for a while, and of hvdrun itself not running."""
 
 from hvdrun.errors import HostLost
-from hvdrun.job.actions import EndHosts, Finish
 from hvdrun.job.events import (
     HostBack,
     HostConnected,
@@ -12,10 +11,9 @@ from hvdrun.job.events import (
     HostTalks,
     KeepersHere,
     Paused,
-    RankEnded,
     RankStarted,
 )
-from tests.launcher.job.histories import History, asked, begun, ends, over, well
+from tests.launcher.job.histories import History, asked, begun, closes, ended, ends, over, well
 
 SAYS_QUIET = "hvdrun: b has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
 PAUSED = "hvdrun: hvdrun itself did not run for "
@@ -31,7 +29,7 @@ SILENCE = {
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        closes(20.0),
         0,
         says=[(11.0, SAYS_QUIET), (15.0, "hvdrun: b is back after 10 s without a sign of life")],
     ),
@@ -43,7 +41,7 @@ SILENCE = {
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        closes(20.0),
         0,
         says=[(11.0, SAYS_QUIET), (20.0, "hvdrun: b is back after 16 s")],
     ),
@@ -55,7 +53,7 @@ SILENCE = {
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        closes(20.0),
         0,
     ),
     "a host is quiet again and again": History(
@@ -68,7 +66,7 @@ SILENCE = {
             *well(30.0, 0, 1, 2, 3),
             *over(30.0),
         ],
-        [(30.0, EndHosts(3.0)), (30.0, Finish())],
+        closes(30.0),
         0,
         says=[
             (11.0, SAYS_QUIET),
@@ -121,7 +119,7 @@ SILENCE = {
             *over(20.0),
             (20.0, HostEnded("c", "", 0)),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        closes(20.0),
         0,
         says=[
             (11.0, "hvdrun: b and c have given no sign of life for 7 s"),
@@ -130,7 +128,7 @@ SILENCE = {
     ),
     "hvdrun did not run for a while": History(
         [*begun(), (18.0, Paused(8.0)), *well(20.0, 0, 1, 2, 3), *over(20.0)],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
+        closes(20.0),
         0,
         says=[(18.0, PAUSED + "8 s (stopped, suspended or held up); no host is blamed")],
     ),
@@ -138,8 +136,8 @@ SILENCE = {
         [
             *begun(),
             (50.0, Paused(40.0)),
-            (50.0, RankEnded(0, "late signal 15", 43.0)),
-            (50.0, RankEnded(1, "code 14", 43.0)),
+            ended(50.0, 0, "late signal 15", by=43.0),
+            ended(50.0, 1, "code 14", by=43.0),
             (50.0, HostGaveUp("b", 30.0, 40.5)),
             *asked(50.1, 2, 3),
             *over(50.2, 1),
@@ -201,7 +199,7 @@ SILENCE = {
             *begun(),
             (50.0, Paused(40.0)),
             (50.0, HostGaveUp("b", 30.0, 40.5)),
-            (50.0, RankEnded(1, "code 3", 12.0)),
+            ended(50.0, 1, "code 3", by=12.0),
             *asked(50.1, 0, 2, 3),
             *over(50.2, 1),
         ],
@@ -232,7 +230,7 @@ SILENCE = {
             *well(80.0, 0, 1, 2, 3),
             *over(80.0),
         ],
-        [(80.0, EndHosts(3.0)), (80.0, Finish())],
+        closes(80.0),
         0,
         says=[(59.0, PAUSED + "40 s")],
     ),

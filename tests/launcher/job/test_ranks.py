@@ -18,7 +18,7 @@ from hvdrun.job.events import (
 from hvdrun.machine.notes import LARGEST_BYTES, PREEMPTED
 from hvdrun.plan.schedulers.scheduler import Requeue
 from hvdrun.running.result import after_requeue, requeue
-from tests.launcher.job.histories import TERM, USR1, asked, begun, over, play, well
+from tests.launcher.job.histories import TERM, USR1, all_well, asked, begun, ended, over, play, well
 
 LAST = "hvdrun: the last operation that ranks 0-3 have all ended is allreduce 'a'"
 
@@ -44,7 +44,7 @@ def operations():
     ]
 
 
-FAILS = [(1.1, RankEnded(1, "signal 9", 1.1)), *asked(1.2, 0, 2, 3), *over(1.3, 137)]
+FAILS = [ended(1.1, 1, "signal 9"), *asked(1.2, 0, 2, 3), *over(1.3, 137)]
 
 
 def test_the_report_on_a_rank_that_failed_ends_with_them():
@@ -66,7 +66,7 @@ def test_of_a_rank_that_was_killed_it_is_said_where_it_last_waited():
 
 def test_a_rank_that_left_is_told_from_one_that_was_ended():
     history = [*begun(), *operations(), *well(1.05, 1)]
-    history += [(1.1, RankEnded(0, "code 1", 1.1)), *asked(1.2, 2, 3), *over(1.3, 1)]
+    history += [ended(1.1, 0, "code 1"), *asked(1.2, 2, 3), *over(1.3, 1)]
     _, _, verdict = play(history)
     last = "    rank 1 called no operation after that and ended with exit code 0"
     assert last in verdict.lines
@@ -75,7 +75,7 @@ def test_a_rank_that_left_is_told_from_one_that_was_ended():
 def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a_word():
     def verdict(left_at, tails=None):
         history = [*begun(), *operations(), *well(left_at, 1)]
-        history += [(1.1, RankEnded(0, "code 14", 1.1)), *asked(1.2, 2, 3), *over(1.3, 1)]
+        history += [ended(1.1, 0, "code 14"), *asked(1.2, 2, 3), *over(1.3, 1)]
         return play(sorted(history, key=lambda event: event[0]), tails=tails)[-1]
 
     assert "rank 1 on a ended with exit code 0" in str(verdict(1.05).error)
@@ -135,7 +135,7 @@ def told(at, *ranks):
     return [(at, RankSaid(rank, PREEMPTED)) for rank in ranks]
 
 
-def ended(at, how, *ranks):
+def they_ended(at, how, *ranks):
     return [(at, RankEnded(rank, how, at)) for rank in ranks]
 
 
@@ -151,7 +151,7 @@ USUAL = [(2.0, Interrupted(TERM)), *told(2.1, 0, 1, 2, 3)]
 
 @pytest.mark.parametrize("how", ["asked code 0", "code 0", "late code 0"])
 def test_ranks_that_save_and_leave_after_term_make_the_job_run_again(how):
-    found = verdict(*USUAL, *ended(4.0, how, 0, 1, 2, 3), *over(4.1))
+    found = verdict(*USUAL, *they_ended(4.0, how, 0, 1, 2, 3), *over(4.1))
     assert found == (143, (LEFT,), True)
 
 
@@ -161,17 +161,17 @@ def test_the_same_after_usr1_or_a_signal_to_a_rank_alone():
 
 
 def test_ranks_that_had_joined_need_not_have_been_told():
-    found = verdict((2.0, Interrupted(TERM)), *told(2.1, 0), *well(4.0, 0, 1, 2, 3), *over(4.1))
+    found = verdict((2.0, Interrupted(TERM)), *told(2.1, 0), *all_well(4.0))
     assert found == (143, (LEFT,), True)
 
 
 def test_without_the_option_nobody_is_asked():
-    found = verdict(*USUAL, *well(4.0, 0, 1, 2, 3), *over(4.1), requeue=None)
+    found = verdict(*USUAL, *all_well(4.0), requeue=None)
     assert found == (143, (LEFT,), False)
 
 
 def test_a_job_that_simply_finished_does_not_run_again():
-    assert verdict(*well(4.0, 0, 1, 2, 3), *over(4.1)) == (0, (), False)
+    assert verdict(*all_well(4.0)) == (0, (), False)
 
 
 def test_a_job_that_ends_by_term_without_asking_does_not_run_again():
@@ -181,7 +181,7 @@ def test_a_job_that_ends_by_term_without_asking_does_not_run_again():
 
 @pytest.mark.parametrize("how", ["asked signal 9", "signal 15"])
 def test_ranks_that_hvdrun_or_the_scheduler_killed_have_their_older_checkpoints(how):
-    found = verdict(*USUAL, *well(4.0, 0), *ended(22.0, how, 1, 2, 3), *over(22.1))
+    found = verdict(*USUAL, *well(4.0, 0), *they_ended(22.0, how, 1, 2, 3), *over(22.1))
     assert found == (143, (), True)
 
 
@@ -196,12 +196,17 @@ def test_ranks_that_hvdrun_or_the_scheduler_killed_have_their_older_checkpoints(
     ],
 )
 def test_a_rank_that_fails_while_it_saves_would_do_so_again(how, words):
-    found = verdict(*USUAL, *well(4.0, 0, 2, 3), *ended(4.0, how, 1), *over(4.1))
+    found = verdict(*USUAL, *well(4.0, 0, 2, 3), *they_ended(4.0, how, 1), *over(4.1))
     assert found == (143, (SAVING.format(words),), False)
 
 
 def test_a_failure_before_hvdrun_ended_the_job_is_its_exit_code():
-    events = [*told(2.1, 0, 1, 2, 3), *ended(3.0, "code 3", 1), *asked(3.2, 0, 2, 3), *over(3.3)]
+    events = [
+        *told(2.1, 0, 1, 2, 3),
+        *they_ended(3.0, "code 3", 1),
+        *asked(3.2, 0, 2, 3),
+        *over(3.3),
+    ]
     assert verdict(*events) == (3, (FAILED,), False)
 
 

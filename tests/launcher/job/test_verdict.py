@@ -50,6 +50,7 @@ from tests.launcher.job.histories import (
     asked,
     begun,
     command,
+    ended,
     over,
     play,
 )
@@ -153,7 +154,7 @@ def test_mpi_notices_that_ranks_have_ended_only_once_all_have():
     assert releases([*end, (15.0, KeeperGone(3))]) == [15.0]
     lost = [(4.0, HostSilent("b", 30.0, 30.0))]
     assert releases([*begun(), (2.0, Interrupted(TERM)), *asked(2.1, 0, 1), *lost]) == [4.0]
-    failed = [*begun(), (2.0, RankEnded(1, "code 4", 2.0))]
+    failed = [*begun(), ended(2.0, 1, "code 4")]
     assert releases([*failed, *asked(2.2, 0, 2), *asked(4.9, 3)]) == [4.9]
 
 
