@@ -5,7 +5,7 @@ from hvdrun.job.events import MetricsAsked, RankSaid
 from hvdrun.machine import notes
 from hvdrun.records import Record
 from hvdrun.reports.late import so_far
-from tests.launcher.job.histories import History, all_well, asked, begun, closes, ended, ends, over
+from tests.launcher.job.histories import all_well, asked, begun_history, closes, ended, ends, over
 
 MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
 MEASURED_LINE = (
@@ -13,20 +13,17 @@ MEASURED_LINE = (
 )
 
 MEASURED_BY_RANKS = {
-    "ranks send what they have measured, and one sends nonsense": History(
+    "ranks send what they have measured, and one sends nonsense": begun_history(
         [
-            *begun(),
             (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
             (1.9, RankSaid(2, notes.SUMMARY, b'{"steps": 3}')),
             *all_well(2.0),
         ],
         closes(2.1),
-        0,
         words=(MEASURED_LINE,),
     ),
-    "a rank fails after ranks have sent what they have measured": History(
+    "a rank fails after ranks have sent what they have measured": begun_history(
         [
-            *begun(),
             (1.8, RankSaid(0, notes.SUMMARY, MEASURED.replace(b"3", b"21"))),
             (9.9, RankSaid(2, notes.SUMMARY, MEASURED)),
             ended(10.0, 1, "code 4"),
@@ -42,9 +39,8 @@ MEASURED_BY_RANKS = {
             "rank 1 on a ended with exit code 4",
         ),
     ),
-    "a rank fails before there are steps that can be compared": History(
+    "a rank fails before there are steps that can be compared": begun_history(
         [
-            *begun(),
             (1.8, RankSaid(0, notes.SUMMARY, MEASURED)),
             ended(2.0, 1, "code 4"),
             *asked(2.1, 0, 2, 3),
@@ -55,9 +51,8 @@ MEASURED_BY_RANKS = {
         culprit=1,
         lacks=("steps",),
     ),
-    "somebody asks how the ranks fare": History(
+    "somebody asks how the ranks fare": begun_history(
         [
-            *begun(),
             (1.8, MetricsAsked(4)),
             (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
             (1.9, MetricsAsked(5)),
@@ -68,7 +63,6 @@ MEASURED_BY_RANKS = {
             (1.9, Answer(5, so_far({0: Record(3, 2, 1)}, 4, lambda rank: "a"))),
             *closes(2.1),
         ],
-        0,
         words=(MEASURED_LINE,),
     ),
 }
