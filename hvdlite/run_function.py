@@ -31,8 +31,7 @@ from hvdlite.collectives.objects import broadcast_object
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.registry import init
 from hvdlite.world import world
-from hvdrun.for_hvdlite import die_with_parent
-from hvdrun.for_hvdlite import results as results_file
+from hvdrun.for_hvdlite import die_with_parent, notes
 
 Result = TypeVar("Result")
 
@@ -187,7 +186,7 @@ class _Job:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, results_file.FILE: str(results), results_file.PIPE: ""},
+            env={**os.environ, notes.RESULTS_FILE: str(results), notes.RESULT_PIPE: ""},
             pass_fds=(results,),
             # Ctrl-C goes to the caller, which passes it to hvdrun once. If the caller is killed,
             # hvdrun ends too.
@@ -242,7 +241,7 @@ class _Job:
         by_rank: dict[int, bytearray] = {}  # in the order of their first parts
         while data := os.read(results, CHUNK):
             rest += data
-            for rank, part in results_file.unpack(rest):
+            for rank, part in notes.unpack_results(rest):
                 by_rank.setdefault(rank, bytearray()).extend(part)
         for rank, sent in by_rank.items():
             if len(sent) < HEAD.size:
@@ -320,7 +319,7 @@ def _unpickled(exception: bytes) -> BaseException | None:
 
 def main() -> None:
     """Receives the call, runs it, sends its result. An exception ends the rank as usual."""
-    pipe = int(os.environ.pop(results_file.PIPE))
+    pipe = int(os.environ.pop(notes.RESULT_PIPE))
     os.set_inheritable(pipe, False)  # what the function starts has no part in it
     init()
     rank = world.rank()

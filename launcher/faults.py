@@ -2,9 +2,12 @@
 
     FAULT; FAULT; …     each FAULT is KIND[:VALUE][@CONDITION=VALUE,CONDITION=VALUE,…]
 
-For example `delay:0.5@rank=1,operation=allreduce,nth=20; kill@rank=2,step=30`. As `hvdrun.knobs`,
-this module imports nothing.
+For example `delay:0.5@rank=1,operation=allreduce,nth=20; kill@rank=2,step=30`.
 """
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 VARIABLE = "HVDLITE_FAULT"
 
@@ -39,7 +42,7 @@ _AT_STEPS = ("rank", "name", "step", "times")
 _IN_CORE = ("rank", "nth", "times")
 
 
-class Kind:
+class Kind(NamedTuple):
     """A kind of fault.
 
     value: what stands after the colon: "" (nothing), "seconds", "code", or the choices, of which
@@ -47,11 +50,8 @@ class Kind:
     conditions: those that it takes.
     """
 
-    __slots__ = ("conditions", "value")
-
-    def __init__(self, value: str | tuple[str, ...], conditions: tuple[str, ...]) -> None:
-        self.value = value
-        self.conditions = conditions
+    value: str | tuple[str, ...]
+    conditions: tuple[str, ...]
 
 
 KINDS: dict[str, Kind] = {
@@ -77,7 +77,7 @@ _NUMBERS = {
 }
 
 
-class Fault:
+class Fault(NamedTuple):
     """One fault.
 
     kind: a key of KINDS. value: the text after the colon, or its default.
@@ -90,30 +90,16 @@ class Fault:
     bit: of a tensor's first element, from the lowest.
     """
 
-    __slots__ = (
-        "bit",
-        "call",
-        "kind",
-        "name",
-        "nth",
-        "operation",
-        "rank",
-        "step",
-        "times",
-        "value",
-    )
-
-    def __init__(self, kind: str, value: str, conditions: dict[str, str]) -> None:
-        self.kind = kind
-        self.value = value
-        self.rank = int(conditions.get("rank", -1))
-        self.operation = conditions.get("operation", "")
-        self.name = conditions.get("name", "")
-        self.call = conditions.get("call", "")
-        self.nth = int(conditions.get("nth", 1))
-        self.times = int(conditions.get("times", 1))
-        self.step = int(conditions.get("step", 1 if kind in ("bitflip", "nan") else 0))
-        self.bit = int(conditions.get("bit", 0))
+    kind: str
+    value: str
+    rank: int = -1
+    operation: str = ""
+    name: str = ""
+    call: str = ""
+    nth: int = 1
+    times: int = 1
+    step: int = 0
+    bit: int = 0
 
     @property
     def place(self) -> str:
@@ -163,7 +149,9 @@ def _fault(text: str) -> Fault:
             f"{word}: {min(wrong)} is about operations, and step is about an optimizer's steps; "
             "leave out one of them"
         )
-    return Fault(word, _value(word, kind, value, bool(colon)), conditions)
+    values: dict[str, Any] = {"step": 1} if word in ("bitflip", "nan") else {}
+    values |= {key: int(each) if key in _NUMBERS else each for key, each in conditions.items()}
+    return Fault(word, _value(word, kind, value, bool(colon)), **values)
 
 
 def _condition(word: str, key: str, given: str) -> str:

@@ -7,16 +7,15 @@ from hvdrun.faults import CORE, GRADIENT, OPERATION, STEP, Fault
 from hvdrun.faults import VARIABLE as FAULT_VARIABLE
 from hvdrun.faults import parse as parse_faults
 from hvdrun.knobs import KNOBS, uneven_shares
-from hvdrun.machine import notes, results
+from hvdrun.machine import notes
 from hvdrun.machine.binding import chosen_by_user
-from hvdrun.machine.box_layout import FORMAT, LINES_AT, LINES_BYTES, pack_lines
-from hvdrun.machine.cgroups import throttling
 from hvdrun.machine.environment import ENDING
+from hvdrun.machine.limits import throttling
+from hvdrun.machine.notes import FORMAT, LINES_AT, LINES_BYTES, pack_lines
 from hvdrun.machine.own_files import Identity, identity, open_file, open_folder, replace
 from hvdrun.machine.processes import die_with_parent
-from hvdrun.machine.resources import available_bytes, left_in_cgroup_bytes
+from hvdrun.machine.resources import available_bytes, cores, left_in_cgroup_bytes, tightest_quota
 from hvdrun.machine.socket_users import is_trusted, user_of
-from hvdrun.machine.topology import cores, tightest_quota
 from hvdrun.pulse import LONGEST_NAME, MOST_VALUES, Pulse, is_name
 from hvdrun.pulse import encode as encode_pulse
 from hvdrun.pulse import every_s as pulse_every_s
@@ -36,8 +35,8 @@ from hvdrun.records import (
     Sample,
     encode,
     of_world,
+    summary_of,
 )
-from hvdrun.summary import summary_of
 
 __all__ = [
     "CORE",
@@ -86,7 +85,6 @@ __all__ = [
     "parse_faults",
     "pulse_every_s",
     "replace",
-    "results",
     "summary_of",
     "throttling",
     "tightest_quota",

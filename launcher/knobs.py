@@ -1,9 +1,10 @@
 """The knobs of the runtime: one row each, read by `hvdlite.world.config` and by hvdrun.
 
-This module imports nothing, so that hvdrun starts without torch and the table has one home.
 A knob's variable is `HVDLITE_` and its name in capitals. The name that Horovod has for the same
 thing is used where that variable is not set.
 """
+
+from typing import NamedTuple
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -25,7 +26,7 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off", "")
 
 
-class Knob:
+class Knob(NamedTuple):
     """One row of the table.
 
     kind: 'int', 'bool', 'text' or 'counts' (whole numbers with commas between them).
@@ -39,54 +40,20 @@ class Knob:
         int: with a number as it has itself, and WORD alone says `usual`.
     """
 
-    __slots__ = (
-        "choices",
-        "counted",
-        "default",
-        "flag",
-        "help",
-        "horovod",
-        "internal",
-        "kind",
-        "maximum",
-        "minimum",
-        "name",
-        "off_flag",
-        "unit",
-        "usual",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        default: object,
-        help: str,
-        horovod: str = "",
-        flag: str = "",
-        unit: int = 1,
-        minimum: int = 0,
-        maximum: int = 0,
-        choices: tuple[str, ...] = (),
-        internal: bool = False,
-        off_flag: str = "",
-        counted: str = "",
-        usual: int = 0,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.default = default
-        self.help = help
-        self.horovod = horovod
-        self.flag = flag
-        self.unit = unit
-        self.minimum = minimum
-        self.maximum = maximum
-        self.choices = choices
-        self.internal = internal
-        self.off_flag = off_flag
-        self.counted = counted
-        self.usual = usual
+    name: str
+    kind: str
+    default: object
+    help: str
+    horovod: str = ""
+    flag: str = ""
+    unit: int = 1
+    minimum: int = 0
+    maximum: int = 0
+    choices: tuple[str, ...] = ()
+    internal: bool = False
+    off_flag: str = ""
+    counted: str = ""
+    usual: int = 0
 
     @property
     def variable(self) -> str:

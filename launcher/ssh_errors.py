@@ -41,8 +41,7 @@ KEY_CHANGED = Trouble(
     " may be intercepting the connection",
 )
 KEY_UNKNOWN = Trouble(
-    "its host key is not known here",
-    "connect once by hand and compare the key: `ssh {login}`",
+    "its host key is not known here", "connect once by hand and compare the key: `ssh {login}`"
 )
 NO_KEY = Trouble(
     "it accepts none of the keys that ssh offers",
@@ -71,8 +70,7 @@ OPTIONS = Trouble(
     "correct ~/.ssh/config or /etc/ssh/ssh_config at the line that ssh names",
 )
 NO_SSH = Trouble(
-    "ssh can't be started on this machine",
-    "install it (Debian: apt-get install openssh-client)",
+    "ssh can't be started on this machine", "install it (Debian: apt-get install openssh-client)"
 )
 OTHER = Trouble(
     "ssh could not connect",

@@ -16,7 +16,7 @@ import pytest
 import hvdlite
 import hvdlite.torch
 from hvdrun.command_line.cli import cli, main
-from hvdrun.command_line.horovod_options import WITHOUT_EFFECT
+from hvdrun.command_line.runtime_options import WITHOUT_EFFECT
 from hvdrun.knobs import KNOBS
 from tests.harness.programs import run_program
 

@@ -22,7 +22,7 @@ MAP = """
 machine      | launcher/machine/                      |
 agent        | launcher/agent/                        | machine
 knobs        | launcher/__init__.py launcher/faults.py launcher/knobs.py |
-             | launcher/records.py launcher/pulse.py launcher/summary.py |
+             | launcher/records.py launcher/pulse.py |
 failures     | launcher/errors.py launcher/ssh_errors.py |
 for_hvdlite  | launcher/for_hvdlite.py                | machine knobs
 plan         | launcher/plan/                         | machine agent knobs failures

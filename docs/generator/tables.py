@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from hvdrun.command_line.cli import cli
-from hvdrun.command_line.help_page import RANGE
-from hvdrun.command_line.horovod_options import WITHOUT_EFFECT
+from hvdrun.command_line.hvdrun_option import RANGE
+from hvdrun.command_line.runtime_options import WITHOUT_EFFECT
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS, Knob
 

@@ -51,8 +51,7 @@ from hvdrun.machine.environment import (
 )
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.notes import BLACK_BOX as RANKS_BOX
-from hvdrun.machine.notes import PREEMPTIBLE, STACK
-from hvdrun.machine.results import PIPE as RESULT_PIPE
+from hvdrun.machine.notes import PREEMPTIBLE, RESULT_PIPE, STACK
 from hvdrun.machine.shared_memory import SharedFiles, what_is_full
 
 NOT_TOLD = (

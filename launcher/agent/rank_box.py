@@ -12,7 +12,7 @@ import os
 import struct
 import zlib
 
-from hvdrun.machine.box_layout import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES, lines_in
+from hvdrun.machine.notes import ENTRY_BYTES, HEAD_BYTES, TOTAL_BYTES, lines_in
 
 # What follows a rank that has ended well: a later failure of others may come from its leaving.
 FEW = 32

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hvdrun.agent.frames import write_all
 from hvdrun.machine.binding import here, thread_variables
 from hvdrun.machine.environment import PLACE
-from hvdrun.machine.near_gpu import prefer_memory_of
+from hvdrun.machine.gpus import prefer_memory_of
 
 BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 

@@ -16,7 +16,7 @@ from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
 from hvdrun.agent.rank_variables import bind, by_launcher
 from hvdrun.agent.spawn import become
-from hvdrun.machine.environment import LINK, NODES, PATIENCE
+from hvdrun.machine.environment import LINK, NODES, PATIENCE, unescape
 from hvdrun.machine.limits import LACKING
 
 UNREACHABLE = (
@@ -24,15 +24,6 @@ UNREACHABLE = (
     " would end the rank; hvdrun was killed, or MPI started its daemon without hvdrun's agent (see"
     " --mpi-args)\n"
 )
-
-
-def escape(command: tuple[str, ...]) -> list[str]:
-    """The command as arguments for mpirun, for which ':' separates two programs."""
-    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
-
-
-def unescape(arguments: list[str]) -> list[str]:
-    return [word[1:] if word.startswith("\\") else word for word in arguments]
 
 
 def main(arguments: list[str], role: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -12,44 +13,30 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from hvdrun.command_line import config_file, nodes, program
+from hvdrun.command_line import config_file, nodes
+from hvdrun.command_line.hvdrun_option import write_epilog, write_options
 from hvdrun.command_line.own_options import OPTIONS, files, request_fields
 from hvdrun.command_line.runtime_options import idle_notes, runtime_options, settings
 from hvdrun.command_line.spellings import in_our_spelling
-from hvdrun.errors import (
-    HostListError,
-    LaunchError,
-    MpiMismatch,
-    NoMpi,
-    UsageError,
-)
-from hvdrun.job.supervision import Supervision
+from hvdrun.errors import HostListError, LaunchError, MpiMismatch, NoMpi, UsageError
+from hvdrun.job.course import Supervision
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.output import metrics_file
 from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import open_standard_files
-from hvdrun.plan import (
-    counted_knobs,
-    facts,
-    fault_note,
-    flavour,
-    nested_launchers,
-    schedulers,
-    server_count,
-    stdin_programs,
-)
+from hvdrun.plan import facts, flavour, programs, schedulers
+from hvdrun.plan.checks import check_counted_knobs, check_faults, check_servers
 from hvdrun.plan.command import build
+from hvdrun.plan.facts import LocalFacts, is_local
 from hvdrun.plan.hosts import Host, few, parse_hostfile
 from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
-from hvdrun.plan.local_facts import LocalFacts, is_local
-from hvdrun.plan.request import Request
-from hvdrun.plan.starter import Allocation
+from hvdrun.plan.request import Allocation, Request
 from hvdrun.preflight import own_interfaces
 from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
-from hvdrun.running.attempts import supervise
-from hvdrun.running.node_signals import NodeSignals
+from hvdrun.running.sources import NodeSignals
+from hvdrun.running.supervise import supervise
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
 
@@ -57,10 +44,10 @@ Check = Callable[[Request, LocalFacts], str | None]
 # Of what the user asks for, in this order: before any host is asked, and again once the number of
 # ranks is known. Each raises a LaunchError, or returns a line to show at the start, if any.
 CHECKS: tuple[Check, ...] = (
-    stdin_programs.check,
-    fault_note.check,
-    server_count.check,
-    counted_knobs.check,
+    programs.check_stdin,
+    check_faults,
+    check_servers,
+    check_counted_knobs,
     own_interfaces.check,
 )
 
@@ -89,14 +76,10 @@ class HvdrunCommand(click.Command):
         return words.shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from hvdrun.command_line import help_page
-
-        help_page.write_options(ctx, self.get_params(ctx), formatter)
+        write_options(ctx, self.get_params(ctx), formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from hvdrun.command_line import help_page
-
-        help_page.write_epilog(formatter)
+        write_epilog(formatter)
 
 
 def completion_script(command: click.Command, shell: str) -> str:
@@ -136,9 +119,7 @@ def cli(
     The first rank that fails ends the job; hvdrun reports it last and exits with its exit code.
     """
     if version:
-        from importlib.metadata import version as version_of
-
-        click.echo(f"hvdrun {version_of('hvdlite')}")
+        click.echo(f"hvdrun {importlib.metadata.version('hvdlite')}")
         return 0
     if completion:
         click.echo(completion_script(cli, completion))
@@ -182,7 +163,7 @@ def cli(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
     place = nodes.place_of(request, others, os.environ)
-    nested_launchers.check(request.command, os.environ, place is None)
+    programs.check_nesting(request.command, os.environ, place is None)
     if place is None:
         os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
         return launch(request)
@@ -234,7 +215,7 @@ def _check_hosts(request: Request) -> int:
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
-    counted_knobs.check(request, found)
+    check_counted_knobs(request, found)
     own_interfaces.check(request, found)
     mpi = _mpi(request, found)
     seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
@@ -272,7 +253,7 @@ def launch(
     flavour.check_mpi4py(mpi, request.command, found.environ)
     seen = None
     if is_remote(request, found):
-        from hvdrun.preflight import preflight
+        from hvdrun.preflight import preflight  # a third of hvdrun, for other hosts only
 
         # Hosts that a platform starts may be others under the same names each time.
         fresh = request.disable_cache or is_started_everywhere(request)
@@ -289,12 +270,12 @@ def launch(
             click.echo(
                 f"# not asked: {few(unknown)}; `hvdrun --check` finds their slots and networks"
             )
-        if warning := findings[counted_knobs.check]:
+        if warning := findings[check_counted_knobs]:
             click.echo(f"# {warning}")
         return 0
     path = request.variable("PATH", found.environ) or ""
     if any(is_local(share.host, found) for share in command.shares):
-        program.check(request.command, found.cwd, path)
+        programs.check_script(request.command, found.cwd, path)
     command = lacking.within_limits(command, mpi, found, files_before)
     if request.metrics_file:
         metrics_file.check(request.metrics_file)
@@ -303,7 +284,7 @@ def launch(
     output.on_line = on_line
     said = [*findings.values(), *command.notes, *(seen.notes(request.verbose) if seen else ())]
     if request.verbose:
-        which = program.which(request.command, path, os.environ.get("PATH", ""))
+        which = programs.which(request.command, path, os.environ.get("PATH", ""))
         shown = command.show(found).replace("\n", "\nhvdrun: ")
         said += [str(mpi), which, *command.explanations, shown]
     for line in filter(None, said):

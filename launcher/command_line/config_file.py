@@ -11,9 +11,11 @@ The command line wins over the file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import click
+import yaml
 from click.core import ParameterSource
 
 from hvdrun.command_line.hvdrun_option import HvdrunOption
@@ -84,8 +86,6 @@ def read(text: str, path: str, ctx: click.Context) -> dict[str, Any]:
     Raises UsageError with the file and line, and for an unknown key with the nearest known one;
     HostListError for a mistake in the hosts.
     """
-    import yaml
-
     options = {
         key: option
         for option in ctx.command.params
@@ -151,8 +151,6 @@ def _entries(node: Any, what: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unknown(key: str, known: Collection[str], where: str = "") -> str:
-    from difflib import get_close_matches
-
     near = get_close_matches(key, known, 1)
     meant = (
         f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(sorted(known))}"

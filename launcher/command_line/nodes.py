@@ -4,6 +4,7 @@ this host plays."""
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import signal
@@ -24,12 +25,12 @@ from hvdrun.machine.socket_users import is_ambiguous
 from hvdrun.output.writer import Writer, write_all
 from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
-from hvdrun.plan.schedulers.nodes import allocation
+from hvdrun.plan.schedulers.scheduler import allocation
 from hvdrun.rendezvous import secret as secrets
 from hvdrun.rendezvous.messages import Hello
 from hvdrun.rendezvous.place import Place, by_options, by_variables, shares
 from hvdrun.reports import lacking
-from hvdrun.running.node_signals import NodeSignals
+from hvdrun.running.sources import NodeSignals
 
 # By their names in Python.
 OPTIONS = ("rendezvous", "node_rank", "nodes", "rendezvous_secret_file")
@@ -88,7 +89,7 @@ def run(request: Request, place: Place, secret_file: str | None, job: Job) -> in
     key = secrets.key_of(secret)
     own = _greeting(request, place)
     if place.node_rank:
-        from hvdrun.rendezvous.other_node import OtherNode
+        from hvdrun.rendezvous.other_node import OtherNode  # it loads cryptography
 
         screen = _Screen()
         try:
@@ -101,7 +102,7 @@ def run(request: Request, place: Place, secret_file: str | None, job: Job) -> in
 def _run_first(
     request: Request, place: Place, key: bytes, own: Hello, only_this_user: bool, job: Job
 ) -> int:
-    from hvdrun.rendezvous.first_node import FirstNode
+    from hvdrun.rendezvous.first_node import FirstNode  # it loads cryptography
 
     node_signals = NodeSignals()
     first = FirstNode(place, key, own, only_this_user, node_signals.add)
@@ -169,10 +170,8 @@ def _with_servers(request: Request, place: Place) -> Request:
 
 
 def _greeting(request: Request, place: Place) -> Hello:
-    from importlib.metadata import version
-
     return Hello(
-        version=version("hvdlite"),
+        version=importlib.metadata.version("hvdlite"),
         node_rank=place.node_rank,
         nodes=place.nodes,
         hostname=socket.gethostname(),

@@ -23,8 +23,11 @@ from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import BY_OPTION
 
 # The headings of --help.
-WHAT, WHERE, HOW, OUTPUT = "What to run", "Where", "How", "Output"
-INSTEAD = "Instead of running"
+what = partial(HvdrunOption, group="What to run")
+where = partial(HvdrunOption, group="Where")
+how = partial(HvdrunOption, group="How")
+output = partial(HvdrunOption, group="Output")
+instead = partial(HvdrunOption, group="Instead of running")
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -98,18 +101,16 @@ def split_words(option: str, text: str) -> tuple[str, ...]:
 
 # In the order of --help.
 OPTIONS: tuple[HvdrunOption, ...] = (
-    HvdrunOption(
+    what(
         "--num-proc",
-        group=WHAT,
         one_dash="-np",
         type=whole_numbers(1, 999_999),
         metavar="N",
         help="Number of processes. Default: all slots.",
     ),
-    HvdrunOption(
+    where(
         "-H",
         "--hosts",
-        group=WHERE,
         parse=lambda text: () if text is None else parse_hosts(text),
         one_dash="-hosts",
         from_list=",".join,
@@ -118,80 +119,70 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         " slot per GPU, or per core if it has no GPU. Default: the hosts of the Slurm, PBS, LSF or"
         " SGE job, else this machine.",
     ),
-    HvdrunOption(
+    where(
         "--hostfile",
-        group=WHERE,
         one_dash="-hostfile",
         shell_complete=files,
         metavar="FILE",
         help="Hosts from a file, one per line: 'h1 slots=4' or 'h1:4'.",
     ),
-    HvdrunOption(
+    where(
         "--rendezvous",
-        group=WHERE,
         metavar="HOST:PORT",
         help="Every host starts this same command: where node 0, the first of them, is found by the"
         " others. No ssh.",
     ),
-    HvdrunOption(
+    where(
         "--node-rank",
-        group=WHERE,
         type=whole_numbers(0),
         metavar="I",
         help="Which of these hosts this is, from 0. Default: NODE_RANK, or JOB_COMPLETION_INDEX.",
     ),
-    HvdrunOption(
+    where(
         "--nodes",
-        group=WHERE,
         type=whole_numbers(1),
         metavar="N",
         help="How many hosts start this command. Default: NNODES.",
     ),
-    HvdrunOption(
+    where(
         "--rendezvous-secret-file",
-        group=WHERE,
         shell_complete=files,
         metavar="FILE",
         help="The secret that these hosts prove to each other. Default: the variable"
         " HVDLITE_RENDEZVOUS_SECRET.",
     ),
-    HvdrunOption(
+    where(
         "-p",
         "--ssh-port",
-        group=WHERE,
         type=whole_numbers(1, 65535),
         metavar="PORT",
         help="ssh's port on the hosts.",
     ),
-    HvdrunOption(
+    where(
         "-i",
         "--ssh-identity-file",
-        group=WHERE,
         parse=partial(existing_file, "-i"),
         shell_complete=files,
         metavar="FILE",
         help="ssh's private key.",
     ),
-    HvdrunOption(
+    how(
         "--mpi",
-        group=HOW,
         type=click.Choice(["auto", "openmpi", "mpich", "intel", *BY_OPTION]),
         default="auto",
         help="Which MPI. Default: the one beside this Python, else in PATH. slurm: the same,"
         " started by srun.",
     ),
-    HvdrunOption(
+    how(
         "--mpi-args",
-        group=HOW,
         parse=partial(split_words, "--mpi-args"),
         from_list=shlex.join,
         metavar="ARGS",
         default="",
         help="More arguments for mpirun, as one word.",
     ),
-    HvdrunOption(
+    how(
         "--binding-args",
-        group=HOW,
         parse=partial(split_words, "--binding-args"),
         from_list=shlex.join,
         metavar="ARGS",
@@ -199,28 +190,25 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="mpirun's binding arguments, as one word. Default: hvdrun gives each rank its share of"
         " the host's cores.",
     ),
-    HvdrunOption(
+    how(
         "-x",
         "export",
-        group=HOW,
         field="exports",
         parse=parse_exports,
         multiple=True,
         metavar="VAR[=VALUE]",
         help="Set a variable for the ranks. They get all exported variables anyway.",
     ),
-    HvdrunOption(
+    how(
         "--network-interfaces",
         "--network-interface",
-        group=HOW,
         parse=parse_networks,
         from_list=",".join,
         metavar="NAMES|CIDRS",
         help="Networks for the ranks: eth1,10.0.0.0/16. Default: those that connect all hosts.",
     ),
-    HvdrunOption(
+    how(
         "--start-timeout",
-        group=HOW,
         field="start_timeout_s",
         type=seconds(0, open=True),
         callback=no_nan,
@@ -230,9 +218,8 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="How long to wait for hosts that are not ready yet, and then for the ranks to start."
         " Default: 60.",
     ),
-    HvdrunOption(
+    how(
         "--host-timeout",
-        group=HOW,
         field="host_timeout_s",
         type=seconds(2, 86_400),
         callback=no_nan,
@@ -240,9 +227,8 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         default=Request.host_timeout_s,
         help="A host without a sign of life for so long is lost, and the job ends. Default: 30.",
     ),
-    HvdrunOption(
+    how(
         "--grace-period",
-        group=HOW,
         field="grace_period_s",
         type=seconds(0, 1_000_000),
         callback=no_nan,
@@ -250,122 +236,86 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="How long the ranks may take to end after Ctrl-C or a signal to hvdrun. Default: 3"
         " after Ctrl-C, 20 after SIGTERM.",
     ),
-    HvdrunOption(
+    how(
         "--requeue",
-        group=HOW,
         is_flag=True,
         help="Ask Slurm to run the job again when hvd.preempted() has ended it.",
     ),
-    HvdrunOption(
+    how(
         "--config-file",
-        group=HOW,
         in_config_file=False,
         is_eager=True,
         callback=option_callback,
         metavar="FILE",
         help="Options from a YAML file; options on the command line win.",
     ),
-    HvdrunOption(
-        "--disable-cache",
-        group=HOW,
-        is_flag=True,
-        help="Check again hosts that passed within the last hour.",
+    how(
+        "--disable-cache", is_flag=True, help="Check again hosts that passed within the last hour."
     ),
-    HvdrunOption(
+    output(
         "--output-dir",
         "--output-filename",
-        group=OUTPUT,
         metavar="DIR",
         help="Also write each rank's output to DIR/rank.N/stdout and stderr.",
     ),
-    HvdrunOption(
+    output(
         "--metrics-file",
-        group=OUTPUT,
         parse=lambda path: os.path.abspath(path) if path else "",
         shell_complete=files,
         metavar="FILE",
         help="Keep the ranks' figures in FILE, for Prometheus' node_exporter; with --summary.",
     ),
-    HvdrunOption(
+    output(
         "--prefix-output-with-timestamp",
         "timestamps",
-        group=OUTPUT,
         one_dash="-prefix-timestamp",
         is_flag=True,
         help="Put the time in front of each line, also in the files of --output-dir.",
     ),
-    HvdrunOption(
+    output(
         "--monitor",
-        group=OUTPUT,
         is_flag=True,
         help="Show the job live below its output: steps/s, each rank's time, who is slow, hosts."
         " Keys ask for stacks or end the job, so rank 0 reads nothing from the terminal. Without a"
         " terminal: a line now and then.",
     ),
-    HvdrunOption(
-        "--verbose",
-        group=OUTPUT,
-        is_flag=True,
-        help="Show what hvdrun does, and all that mpirun prints.",
-    ),
-    HvdrunOption(
-        "--dry-run",
-        group=INSTEAD,
-        is_flag=True,
-        help="Print the command that would run; run nothing.",
-    ),
-    HvdrunOption(
-        "--check",
-        group=INSTEAD,
-        is_flag=True,
-        help="Check the hosts and print every finding; run nothing.",
-    ),
-    HvdrunOption(
+    output("--verbose", is_flag=True, help="Show what hvdrun does, and all that mpirun prints."),
+    instead("--dry-run", is_flag=True, help="Print the command that would run; run nothing."),
+    instead("--check", is_flag=True, help="Check the hosts and print every finding; run nothing."),
+    instead(
         "--check-build",
-        group=INSTEAD,
         one_dash="-cb",
         in_config_file=False,
         is_flag=True,
         help="Print what this installation can do.",
     ),
-    HvdrunOption(
+    instead(
         "--stacks",
-        group=INSTEAD,
         in_config_file=False,
         type=whole_numbers(1),
         metavar="PID",
         help="Print where the ranks of a running job, hvdrun's PID, are in their Python code.",
     ),
-    HvdrunOption(
+    instead(
         "--metrics",
-        group=INSTEAD,
         in_config_file=False,
         type=whole_numbers(1),
         metavar="PID",
         help="Print how a running job, hvdrun's PID, fares, and which rank is slow (--summary).",
     ),
-    HvdrunOption(
+    instead(
         "--json",
-        group=INSTEAD,
         in_config_file=False,
         is_flag=True,
         help="With --metrics: print figures for programs.",
     ),
-    HvdrunOption(
+    instead(
         "--completion",
-        group=INSTEAD,
         in_config_file=False,
         type=click.Choice(["bash", "zsh"]),
         help='Print the completion script of a shell: eval "$(hvdrun --completion bash)".',
     ),
-    HvdrunOption(
-        "-v",
-        "--version",
-        group=INSTEAD,
-        in_config_file=False,
-        is_flag=True,
-        help="Print the version.",
-    ),
+    instead("-v", "--version", in_config_file=False, is_flag=True, help="Print the version."),
 )
 
 

@@ -3,21 +3,94 @@ horovodrun that have no effect here, and says so; it refuses those of elastic tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
-from hvdrun.command_line.hvdrun_option import HvdrunOption, whole_numbers
+from hvdrun.command_line.hvdrun_option import HvdrunOption, IdleOption, whole_numbers
 from hvdrun.knobs import KNOBS, Knob
 
+# Flags of horovodrun's that have no effect here, below the reason: each with its variable, and the
+# type of its value, if it has them.
+_IDLE = """
+there are no cycles: an operation starts as soon as all ranks have posted it
+    --cycle-time-ms HOROVOD_CYCLE_TIME float
+there is no response cache: repeated operations reuse a plan
+    --cache-capacity HOROVOD_CACHE_CAPACITY int
+reductions are always done within each host first
+    --hierarchical-allreduce HOROVOD_HIERARCHICAL_ALLREDUCE
+    --no-hierarchical-allreduce
+allgather is always done within each host first
+    --hierarchical-allgather HOROVOD_HIERARCHICAL_ALLGATHER
+    --no-hierarchical-allgather
+the algorithm of each size is fixed, so that a training run repeats bitwise
+    --autotune HOROVOD_AUTOTUNE
+there is no autotuning to switch off
+    --no-autotune
+there is no autotuning
+    --autotune-log-file HOROVOD_AUTOTUNE_LOG text
+    --autotune-warmup-samples HOROVOD_AUTOTUNE_WARMUP_SAMPLES int
+    --autotune-steps-per-sample HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE int
+    --autotune-bayes-opt-max-samples HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES int
+    --autotune-gaussian-process-noise HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE float
+the thread level that MPI was started with decides
+    --mpi-threads-disable HOROVOD_MPI_THREADS_DISABLE
+    --no-mpi-threads-disable
+NCCL is used through torch
+    --num-nccl-streams HOROVOD_NUM_NCCL_STREAMS int
+hvdrun gives each rank its share of the cores; see --binding-args
+    --thread-affinity HOROVOD_THREAD_AFFINITY int
+there is no Gloo here
+    --gloo-timeout-seconds HOROVOD_GLOO_TIMEOUT_SECONDS int
+logging is Python's: set a format there
+    --log-with-timestamp
+logging is Python's
+    --log-hide-timestamp HOROVOD_LOG_HIDE_TIME
+    --no-log-hide-timestamp
+    --log-without-timestamp
+there are no cycles to mark
+    --timeline-mark-cycles HOROVOD_TIMELINE_MARK_CYCLES
+    --no-timeline-mark-cycles
+it chooses an algorithm of NCCL's, and hvdlite chooses the algorithm itself
+    --torus-allreduce HOROVOD_TORUS_ALLREDUCE
+    --no-torus-allreduce
+the ranks always run on MPI
+    --gloo
+    --use-gloo
+    --communication - text
+the ranks always run on MPI; --mpi NAME chooses which one
+    --use-mpi
+MPI's transport is chosen by --mpi-args, NCCL's by NCCL's own variables
+    --tcp
+"""
+
+
+def _rows(table: str) -> Iterator[tuple[str, str, str, str]]:
+    why = ""
+    for line in table.strip().splitlines():
+        if not line.startswith(" "):
+            why = line
+        else:
+            flag, variable, kind = (*line.split(), "", "")[:3]
+            yield flag, variable.strip("-"), kind, why
+
+
+# Flag, variable, type, reason.
+WITHOUT_EFFECT = tuple(_rows(_IDLE))
+
+ELASTIC: tuple[tuple[tuple[str, ...], int], ...] = (
+    # (spellings of a flag of elastic training, the number of its values)
+    (("--min-np", "--min-num-proc"), 1),
+    (("--max-np", "--max-num-proc"), 1),
+    (("--slots-per-host",), 1),
+    (("--elastic-timeout",), 1),
+    (("--reset-limit",), 1),
+    (("--blacklist-cooldown-range",), 2),
+    (("--host-discovery-script",), 1),
+)
+
 GROUP = "Runtime"  # the heading in --help
-TYPES: dict[str, click.ParamType[Any]] = {
-    "int": click.INT,
-    "float": click.FLOAT,
-    "text": click.STRING,
-}
 
 
 class KnobOption(HvdrunOption):
@@ -59,17 +132,6 @@ class KnobOption(HvdrunOption):
         if self.knob.kind == "bool":
             return "0" if self.switches_off else "1"
         return str(given * self.knob.unit if self.knob.kind == "int" else given)
-
-
-class IdleOption(click.Option):
-    """Does nothing; `why` is the reason."""
-
-    def __init__(self, flag: str, takes: str, why: str) -> None:
-        self.why = why
-        if takes:
-            super().__init__([flag], type=TYPES[takes], hidden=True)
-        else:
-            super().__init__([flag], is_flag=True, hidden=True)
 
 
 class ElasticOption(click.Option):

@@ -1,20 +1,20 @@
-"""What is known about the connected hosts, and what the end of a connection means. No clock."""
+"""What is known about the other hosts: whether they are connected, and whether they give signs of
+life. No clock: times of signs of life are those of `agent.silence.clock`."""
 
 from __future__ import annotations
 
+from hvdrun.agent.frames import PING_EVERY_S
+from hvdrun.agent.silence import Silence
 from hvdrun.errors import LaunchError
-from hvdrun.job.events import HostEnded
 from hvdrun.reports import lacking
-from hvdrun.reports.failure_report import (
-    daemon_failed,
-    held_by_another,
-    host_lost,
-    not_understood,
-    unreachable,
-)
+from hvdrun.reports.failure_report import held_by_another, host_lost, unreachable
 from hvdrun.reports.quiet_hosts import QuietHosts
 
 SSH_SAID_BYTES = 1 << 16
+# After this long without a sign of life, the user learns that the host is silent.
+QUIET_S = 6.0
+# After hvdrun itself did not run, it only reads for this long, and judges nothing by its time.
+CATCH_UP_S = 2.0
 
 
 class FarHost:
@@ -40,6 +40,24 @@ class FarHost:
         said = self.ssh_said.decode(errors="replace").strip().splitlines()
         return "ssh has not connected" + (f" ({said[-1].strip()})" if said else "")
 
+    def lost(self, python: str, printed: bytes, pause_s: float) -> LaunchError:
+        """The connection to it has ended by itself. printed: by the login shell, if the host agent
+        has not started; pause_s: for how long hvdrun did not run just before."""
+        if not self.talks:
+            return unreachable(self.name, self.ssh_said, python, printed)
+        how = "the connection to it was closed"
+        if pause_s:
+            how += f" while hvdrun itself did not run for {pause_s:.0f} s"
+        return host_lost(self.name, how, self.ssh_said)
+
+
+def refused(host: str, why: str) -> LaunchError:
+    """Its agent can't run ranks there."""
+    kind, _, number = why.partition(" ")
+    if kind == "lacks" and number.isdecimal():
+        return lacking.of_host(host, int(number))
+    return held_by_another(host, why)
+
 
 class FarHosts:
     def __init__(self) -> None:
@@ -61,32 +79,70 @@ class FarHosts:
             self.gave_up = at, error
 
 
-def failure_of(
-    host: FarHost, event: HostEnded, has_started: bool, pause_s: float, python: str
-) -> LaunchError | None:
-    """Why the connection to a host has ended; None if that is no failure, or mpirun reports it.
+class SignsOfLife:
+    """When hvdrun asks a host for one, and when the host is silent; it is lost after `limit_s`
+    without one."""
 
-    has_started: ranks of the host have. pause_s: for how long hvdrun did not run just before.
-    """
-    if event.nonsense:
-        return not_understood(f"hvdrun's agent on {host.name}", event.nonsense)
-    if event.refused:
-        return _refused(host.name, event.refused)
-    if event.daemon_status is not None:
-        # If ranks have started, or the daemon ended with 0, mpirun reports the rest.
-        if event.daemon_status and not has_started:
-            return daemon_failed(host.name, event.daemon_status, event.daemon_said)
-        return None
-    if not host.talks:
-        return unreachable(host.name, host.ssh_said, python, event.daemon_said)
-    how = "the connection to it was closed"
-    if pause_s:
-        how += f" while hvdrun itself did not run for {pause_s:.0f} s"
-    return host_lost(host.name, how, host.ssh_said)
+    def __init__(self, now: float, limit_s: float) -> None:
+        self.silence = Silence(now)
+        self.limit_s = limit_s
+        self.asked = now
+        self.quiet_s = 0.0  # for how long a quiet host has been silent; 0: it is not quiet
+        self.has_spoken = False  # since it became quiet
+
+    def look(self, now: float) -> None:
+        """Called in each turn of the loop."""
+        if self.silence.look(now):
+            self.asked = float("-inf")  # it is asked at once when hvdrun runs again
+        if self.quiet_s:
+            self.quiet_s = max(self.quiet_s, self.silence.seconds)
+
+    def heard(self) -> None:
+        self.silence.heard()
+        self.has_spoken = True
+
+    def wants_asking(self, now: float) -> bool:
+        """True once every PING_EVERY_S."""
+        if now - self.asked < PING_EVERY_S:
+            return False
+        self.asked = now
+        return True
+
+    def are_late(self) -> bool:
+        return self.silence.seconds >= min(QUIET_S, self.limit_s)
+
+    def have_stopped(self) -> bool:
+        return self.silence.seconds >= self.limit_s
+
+    def became_quiet(self) -> bool:
+        """True once each time when the host has been silent for QUIET_S."""
+        if self.quiet_s or self.silence.seconds < QUIET_S:
+            return False
+        self.quiet_s, self.has_spoken = self.silence.seconds, False
+        return True
+
+    def came_back(self) -> float:
+        """Once when a quiet host has spoken again: for how long it was silent. Else 0."""
+        silent_s = self.quiet_s if self.has_spoken else 0.0
+        if silent_s:
+            self.quiet_s = 0.0
+        return silent_s
 
 
-def _refused(host: str, why: str) -> LaunchError:
-    kind, _, number = why.partition(" ")
-    if kind == "lacks" and number.isdecimal():
-        return lacking.of_host(host, int(number))
-    return held_by_another(host, why)
+class Pauses:
+    """The times in which hvdrun itself did not run: it was stopped, or its machine suspended."""
+
+    def __init__(self, now: float) -> None:
+        self.own = Silence(now)
+        self.caught_up_at = now
+
+    def look(self, now: float) -> float:
+        """For how long hvdrun did not run until now; 0 if it did. Called in each turn."""
+        pause_s = self.own.look(now)
+        if pause_s:
+            self.caught_up_at = now + CATCH_UP_S
+        return pause_s
+
+    def catch_up_s(self, now: float) -> float:
+        """For how long hvdrun still only reads."""
+        return max(0.0, self.caught_up_at - now)

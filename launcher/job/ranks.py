@@ -1,9 +1,20 @@
-"""What is known about the ranks of a job. No clock."""
+"""What is known about the ranks of a job: how far each has come, its last operations, and whether
+the job's end is a preempted one's. No clock."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from hvdrun.machine.notes import LARGEST_BYTES
 from hvdrun.plan.command import Command
+from hvdrun.reports import last_messages, last_operations
+from hvdrun.reports.black_box import Box, lines_of, read_box
 from hvdrun.reports.failure_report import Failure
+
+# How a rank ended that has left by itself, that hvdrun has ended, or the batch system: Slurm sends
+# TERM to the ranks too, and one that is leaving already may die of it.
+_IN_ORDER = re.compile(r"(late )?(asked )?code 0|asked signal \d+|signal 15")
 
 
 class Ranks:
@@ -102,3 +113,106 @@ class Ranks:
     def last_that_left(self) -> tuple[int, float]:
         """The last rank that ended with 0, and when it did."""
         return max(self.well.items(), key=lambda item: item[1])
+
+
+class Recorded:
+    """The ranks' last operations, as their keepers have sent them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.packed: dict[int, bytes] = {}
+        self.read: dict[int, Box] | None = None
+        self.running: dict[int, bytes] = {}  # of ranks that run, when they were asked last
+
+    def on_operations(self, rank: int, data: bytes, is_running: bool = False) -> None:
+        if not 0 <= rank < self.ranks.num_proc or len(data) > LARGEST_BYTES:
+            return
+        if is_running:
+            self.running[rank] = data
+        else:
+            self.packed[rank] = data
+            self.read = None
+
+    def forget_running(self) -> None:
+        """The ranks are about to be asked again."""
+        self.running = {}
+
+    def take_orders(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """If ranks that have just been asked are in different operations, which each of them has
+        not called: what each has called since the last operation that all have ended."""
+        packed, self.running = self.running, {}
+        most = last_operations.most_compared(len(packed))
+        boxes = {
+            rank: box
+            for rank in sorted(set(ranks) & set(packed))
+            if (box := read_box(packed[rank], most)) is not None
+        }
+        lines = last_operations.orders(boxes, self.ranks.num_proc)
+        return (f"hvdrun: {lines[0]}", *lines[1:]) if lines else ()
+
+    def rows(self) -> dict[int, Iterator[str]]:
+        """Of these ranks: an operation per line. A rank's are read when its lines are asked for,
+        since all of a large job would take much memory at once."""
+        return {rank: self._rows_of(rank) for rank in self.boxes()}
+
+    def _rows_of(self, rank: int) -> Iterator[str]:
+        if (box := read_box(self.packed[rank])) is not None:
+            yield from lines_of(box)
+
+    def boxes(self) -> dict[int, Box]:
+        """Of the ranks that have sent one: as much as is compared."""
+        if self.read is None:
+            most = last_operations.most_compared(len(self.packed))
+            boxes = ((rank, read_box(data, most)) for rank, data in sorted(self.packed.items()))
+            self.read = {rank: box for rank, box in boxes if box is not None}
+        return self.read
+
+    def waited_at(self, rank: int) -> str:
+        """The script's line from which it has waited for hvdlite last, as 'train.py:12 in main'."""
+        box = self.boxes().get(rank)
+        if box is None or not box.waited_at:
+            return ""
+        file, line, function = box.waited_at[0]
+        return f"{file}:{line} in {function}"
+
+    def report(self) -> tuple[str, ...]:
+        """What the report on a job that has failed says of them, if anything."""
+        boxes = self.boxes()
+        lines = last_operations.report(boxes, self._left(), self.ranks.num_proc)
+        messages = [f"hvdrun: {line}" for line in last_messages.report(boxes)]
+        return (*(f"hvdrun: {line}" for line in lines[:1]), *lines[1:], *messages)
+
+    def awaited_by(self, rank: int) -> set[int]:
+        """The ranks that have not called an operation in which this one still was."""
+        boxes = self.boxes()
+        return last_operations.awaited_by(rank, boxes, self.ranks.num_proc) if boxes else set()
+
+    def _left(self) -> dict[int, str]:
+        return dict.fromkeys(self.ranks.well, "ended with exit code 0")
+
+    def summary(self) -> list[str]:
+        lines = last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)
+        messages = last_messages.summary(self.boxes())
+        return [*lines, *([""] if lines and messages else []), *messages]
+
+
+class Preemption:
+    """A job that its batch system has told to end. `told`: the ranks in which hvd.preempted() has
+    returned True; it does so in all or in none, but for those that have joined."""
+
+    def __init__(self) -> None:
+        self.told: set[int] = set()
+
+    def is_the_end_of(self, endings: Mapping[int, str]) -> bool:
+        """Whether all ranks have saved and left after that, as far as their exit codes show."""
+        return bool(self.told) and all(_code(how) == 0 for how in endings.values())
+
+    def failed(self, endings: Mapping[int, str]) -> int | None:
+        """The first rank that ended with an error of its own, as while it saved."""
+        wrong = (rank for rank in sorted(endings) if not _IN_ORDER.fullmatch(endings[rank]))
+        return next(wrong, None)
+
+
+def _code(how: str) -> int | None:
+    kind, _, number = how.rpartition(" ")
+    return int(number) if kind.endswith("code") else None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hvdrun.errors import HostLost, LaunchError, MpirunFailed
 from hvdrun.job.course import Course
-from hvdrun.records import FEWEST_STEPS
+from hvdrun.records import FEWEST_STEPS, summary_of
 from hvdrun.reports import late
 from hvdrun.reports.closed_files import broke_mpi, it_had_closed, lost_a_running_rank
 from hvdrun.reports.failure_report import (
@@ -30,7 +30,6 @@ from hvdrun.reports.failure_report import (
 )
 from hvdrun.reports.lacking import in_words
 from hvdrun.reports.preempted import left_preempted, not_requeued
-from hvdrun.summary import summary_of
 
 # The exit code of a job that was preempted, by whichever signal: that of TERM.
 PREEMPTED = 128 + signal.SIGTERM
@@ -57,13 +56,13 @@ def reach(course: Course, now: float, date: float, tails: Mapping[int, bytes]) -
     if course.preemption.told:
         found = _preempted(course, found)
     has_failed = found.culprit is not None or found.error is not None
-    most = max((record.steps for record in course.summaries.values()), default=0)
-    if not course.summaries or (has_failed and most < FEWEST_STEPS):
+    most = max((record.steps for record in course.measured.records.values()), default=0)
+    if not course.measured.records or (has_failed and most < FEWEST_STEPS):
         return found
-    age_s = course.steps_told.age_s(now) if found.exit_code else 0.0
+    age_s = course.measured.age_s(now) if found.exit_code else 0.0
     when = f"as told up to {age_s:.0f} s before the end: " if age_s >= LATEST_S else ""
-    line = f"hvdrun: {when}{summary_of(course.summaries, course.command.num_proc)}"
-    table = late.report(course.summaries, course.command.host_of)
+    line = f"hvdrun: {when}{summary_of(course.measured.records, course.command.num_proc)}"
+    table = late.report(course.measured.records, course.command.host_of)
     # Below the table, the report repeats the words of the rank that has failed.
     lines = line, *table, *found.lines
     return found._replace(lines=lines, brief=lines)

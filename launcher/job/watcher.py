@@ -15,11 +15,10 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hvdrun.errors import LaunchError
-from hvdrun.job.ranks import Ranks
-from hvdrun.job.recorded import Recorded
+from hvdrun.job.ranks import Ranks, Recorded
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports import whereabouts
@@ -56,18 +55,17 @@ class Limits(NamedTuple):
 def limits(environ: Mapping[str, str]) -> Limits:
     """As the ranks' stall check has them: from the variables that the ranks get. A value that can't
     be parsed is an error of hvd.init(), and here like one that is not set."""
-    values: dict[str, object] = {}
-    for knob in KNOBS:
+    values: dict[str, Any] = {}
+    for knob in (knob for knob in KNOBS if knob.name.startswith("stall_")):
         values[knob.name] = knob.default
-        text = environ.get(knob.variable, environ.get(knob.horovod) if knob.horovod else None)
-        if text is not None:
-            with contextlib.suppress(ValueError):
-                values[knob.name] = knob.parse(text)
+        with contextlib.suppress(ValueError):
+            text = environ.get(knob.variable, environ.get(knob.horovod))
+            values[knob.name] = knob.default if text is None else knob.parse(text)
     if values["stall_check_disable"]:
         return Limits(None, 0)
-    warning_s = float(str(values["stall_check_time_seconds"]))
-    shutdown_s = float(str(values["stall_shutdown_time_seconds"]))
-    return Limits(min(FIRST_S, warning_s) if warning_s else None, shutdown_s)
+    warning_s = values["stall_check_time_seconds"]
+    first_s = min(FIRST_S, warning_s) if warning_s else None
+    return Limits(first_s, values["stall_shutdown_time_seconds"])
 
 
 @dataclass

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hvdrun.machine.environment import THREADS
-from hvdrun.machine.near_gpu import Near, near_gpu
-from hvdrun.machine.topology import Core, are_alike, cores, tightest_quota
+from hvdrun.machine.gpus import Near, near_gpu
+from hvdrun.machine.resources import Core, are_alike, cores, tightest_quota
 
 # A user who sets one of these has chosen the number of threads.
 CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
@@ -66,16 +67,13 @@ def _deal(sizes: Sequence[int], ranks: int) -> list[int] | None:
     return counts if all(counts) else None
 
 
-class CpuShare:
+class CpuShare(NamedTuple):
     """The hardware threads of a rank (None: those that it has already), the number of threads it
     should compute with, and the NUMA node of its GPU, if its hardware threads are there."""
 
-    __slots__ = ("cpus", "near", "threads")
-
-    def __init__(self, cpus: frozenset[int] | None, threads: int, near: Near | None = None) -> None:
-        self.cpus = cpus
-        self.threads = threads
-        self.near = near
+    cpus: frozenset[int] | None
+    threads: int
+    near: Near | None = None
 
 
 def cpu_share(
@@ -111,13 +109,13 @@ def here(local_rank: int, local_size: int, environ: Mapping[str, str], root: str
     if near is None:
         return share
     if share.cpus is None or not near.is_roomy:
-        if share.cpus and share.cpus <= near.cpus:
-            share.near = near  # for its memory
+        if share.cpus is not None and share.cpus <= near.cpus:
+            return share._replace(near=near)  # for its memory
         return share
     if quota is not None:
         quota = quota * near.sharers / local_size
     there = cpu_share(
-        cores(near.cpus, root), are_alike(near.cpus, root), quota, near.index, near.sharers
+        cores(near.cpus, root), are_alike(near.cpus, root), quota, near.place, near.sharers
     )
     return CpuShare(there.cpus or near.cpus, there.threads, near)
 

@@ -1,10 +1,11 @@
-"""Decides which variables the ranks get. Pure, and without imports that would slow the agents."""
+"""Decides which variables the ranks get, and how a command passes through mpirun. Pure, and without
+imports that would slow the agents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hvdrun.machine.results import PIPE as RESULT_PIPE
+from hvdrun.machine.notes import RESULT_PIPE
 
 # The job's name for its own processes, by which they find their supervisor (see peers). MPI sends
 # it unencrypted, and who knows it can do nothing with it but take a socket's name.
@@ -49,13 +50,7 @@ _PER_PROCESS_PREFIXES = (
 RENDEZVOUS_SECRET = "HVDLITE_RENDEZVOUS_SECRET"
 _PER_PROCESS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS")
 # Platforms that start the same command on each host tell it by these which one it is.
-_WHICH_HOST = (
-    "NODE_RANK",
-    "PET_NODE_RANK",
-    "JOB_COMPLETION_INDEX",
-    "TF_CONFIG",
-    "SM_CURRENT_HOST",
-)
+_WHICH_HOST = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "TF_CONFIG", "SM_CURRENT_HOST")
 _OF_THE_JOB = ("SLURM_JOB", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_", "SLURM_GPUS")
 # The user's settings of MPI begin like that too, except for those that mpirun sets for its ranks.
 _SETTINGS_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
@@ -174,3 +169,12 @@ def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, 
         if is_of_the_host(name):  # ignores all other variables
             ours.setdefault(name, value)
     return ours
+
+
+def escape(command: tuple[str, ...]) -> list[str]:
+    """The command as arguments for mpirun, for which ':' separates two programs."""
+    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
+
+
+def unescape(arguments: list[str]) -> list[str]:
+    return [word[1:] if word.startswith("\\") else word for word in arguments]

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hvdrun.job.course import Course
-from hvdrun.job.pulses import Recent
+from hvdrun.job.progress import Recent
 from hvdrun.monitor.verdicts import Verdicts
 from hvdrun.pulse import Pulse, every_s
 from hvdrun.reports.quiet_hosts import names

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from hvdrun.job.course import Course
-from hvdrun.job.events import Event, Interrupted, MetricsAsked, StacksAsked
+from hvdrun.job.course import Course, Event
+from hvdrun.job.events import Interrupted, MetricsAsked, StacksAsked
 from hvdrun.monitor import keys, words
 from hvdrun.monitor.figures import figures_of
 from hvdrun.monitor.verdicts import Verdicts, judge
@@ -123,7 +123,7 @@ class Monitor:
     def _show(self, now: float) -> None:
         begin = time.monotonic()
         if now >= self._judge_at:
-            self._judged = judge(self._course.summaries, self._course.command.host_of)
+            self._judged = judge(self._course.measured.records, self._course.command.host_of)
             took_s = time.monotonic() - begin
             self._judge_at = now + max(JUDGED_EVERY_S, took_s / MOST_OF_TIME)
         if self._pane is None:

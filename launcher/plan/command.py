@@ -7,9 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from hvdrun.agent.rank_variables import BOUND, UNBOUND, VERBOSE
-from hvdrun.agent.shim import escape
 from hvdrun.errors import UsageError
-from hvdrun.machine import results
 from hvdrun.machine.environment import (
     AGENT,
     EXPORTED,
@@ -17,16 +15,17 @@ from hvdrun.machine.environment import (
     PATIENCE,
     PLACE,
     PYTHON,
+    escape,
     forwarded,
     inheritable,
     is_of_the_host,
 )
+from hvdrun.machine.notes import RESULT_PIPE
 from hvdrun.plan import shared_memory
+from hvdrun.plan.facts import LOOPBACK, LocalFacts, SharedMemory, is_local, mpi_name, numbered_name
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.hosts import Host, Share
 from hvdrun.plan.job_hosts import check_own_names, check_this_host, notes_on, place_ranks
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name, numbered_name
 from hvdrun.plan.mpirun_options import (
     host_list,
     hosts_text,
@@ -36,9 +35,8 @@ from hvdrun.plan.mpirun_options import (
     openmpi_options,
     with_its_variables,
 )
-from hvdrun.plan.request import Request
+from hvdrun.plan.request import Request, Starter
 from hvdrun.plan.ssh import about_host, connection_variables, has_blanks
-from hvdrun.plan.starter import Starter
 
 WITHOUT_FABRIC = (
     "Open MPI runs without libfabric (^ofi), as this host has no InfiniBand, Omni-Path or"
@@ -257,7 +255,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         argv = [*options, *request.mpi_args, *program]
     elif flavour.kind == OPENMPI:
         # Of these keepers need to know before they have the job's variables.
-        needed = (LINK, *([results.PIPE] if results.PIPE in environment else ()))
+        needed = (LINK, *([RESULT_PIPE] if RESULT_PIPE in environment else ()))
         argv = [*options, *(word for name in needed if remote for word in ("-x", name))]
         argv += [*request.mpi_args, *program]
     else:
@@ -283,10 +281,7 @@ def build(request: Request, flavour: Flavour, facts: LocalFacts) -> Command:
         connections=tuple((*agent, s.host.name) for s in remote) if starter else (),
         notes=notes,
         hosts_file=hosts_file,
-        explanations=(
-            *((WITHOUT_FABRIC,) if "^ofi" in options else ()),
-            *shm.explanations,
-        ),
+        explanations=(*((WITHOUT_FABRIC,) if "^ofi" in options else ()), *shm.explanations),
         program=request.command[0],
         python=facts.python,
         far=None if starter or _places_ranks(request) else frozenset(s.host.name for s in remote),

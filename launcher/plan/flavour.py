@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from hvdrun.errors import MpiMismatch, NoMpi
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.programs import output_of
-from hvdrun.plan.starter import Starter
+from hvdrun.plan.request import Starter
 
 OPENMPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 NAMES = {OPENMPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv6Address
+from typing import Any
 
 from hvdrun.errors import HostListError, TooManyProcesses
 
@@ -87,14 +88,9 @@ def _parse_line(words: list[str], where: str) -> Host:
             what = "the slots are" if key == "slots" else f"{key} is"
             raise HostListError(f"{where}: {what} given twice; leave one of them out")
         given.add(key)
-        if key == "user":
-            host = replace(host, user=_parse_user(value, where))
-        elif key == "port":
-            host = replace(host, port=_parse_port(value, where))
-        elif key == "max_slots":
-            host = replace(host, max_slots=parse_slots(value, where))
-        else:
-            host = replace(host, slots=parse_slots(value, where))
+        parse = {"user": _parse_user, "port": _parse_port}.get(key, parse_slots)
+        values: dict[str, Any] = {key: parse(value, where)}
+        host = replace(host, **values)
     slots, most = host.slots, host.max_slots
     if slots is not None and most is not None and slots > most:
         raise HostListError(f"{where}: slots={slots} is more than max_slots={most}; lower slots")
@@ -118,9 +114,7 @@ def parse_host(entry: str, where: str) -> Host:
         if not _NAME.fullmatch(name):
             raise HostListError(f"{where}: {name!r} is not a host name; write it as in 'server1:4'")
     return Host(
-        name,
-        parse_slots(slots, where) if colon else None,
-        _parse_user(user, where) if at else None,
+        name, parse_slots(slots, where) if colon else None, _parse_user(user, where) if at else None
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdrun.errors import HostSetupError, UsageError
+from hvdrun.plan.facts import LOOPBACK, LocalFacts, is_local
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host, Share, merge, place
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import remedy
 

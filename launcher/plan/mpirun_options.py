@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from hvdrun.plan.facts import LocalFacts
 from hvdrun.plan.flavour import OPENMPI, Flavour
 from hvdrun.plan.hosts import Share
-from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.plan.ssh import ssh_agent
 

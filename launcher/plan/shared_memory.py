@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hvdrun.errors import HostSetupError
+from hvdrun.plan.facts import SharedMemory
 from hvdrun.plan.flavour import MPICH, OPENMPI
-from hvdrun.plan.host_facts import SharedMemory
 from hvdrun.plan.request import Request
 
 CELLS, FEW_CELLS = 64, 8  # of MPICH, per rank: the second still lets some messages be on the way
@@ -52,12 +52,11 @@ REMEDY = (
 class Fit:
     """How an MPI gets along with the /dev/shm of a host. `problem`: it can't."""
 
-    wanted_bytes: int  # what it takes by default
     variables: tuple[tuple[str, str], ...] = ()  # for the ranks, by which it needs less
     without: tuple[str, ...] = ()  # of Open MPI's parts
     text: str = ""  # what is said about these settings
-    is_slower: bool = False  # for a program that itself sends much by MPI
     problem: str = ""
+    # Of a problem, or if a program that itself sends much by MPI is slower with these settings.
     remedy: str = ""
 
 
@@ -107,11 +106,10 @@ def fit(kind: str, ranks: int, there: SharedMemory, host: str, environ: Mapping[
     if kind == MPICH:
         return _mpich(ranks, there, host, environ)
     if kind == OPENMPI:
-        return Fit(0) if BTL_VARIABLE in environ else _openmpi(ranks, there, host)
-    wanted = UNKNOWN_MPI_BYTES
-    if there.free_bytes >= wanted:
-        return Fit(wanted)
-    return Fit(wanted, text=_free(there), remedy=_remedy(there, host))
+        return Fit() if BTL_VARIABLE in environ else _openmpi(ranks, there, host)
+    if there.free_bytes >= UNKNOWN_MPI_BYTES:
+        return Fit()
+    return Fit(text=_free(there), remedy=_remedy(there, host))
 
 
 def mpich_bytes(ranks: int, cells: int, with_ucx: bool) -> int:
@@ -130,7 +128,7 @@ def _mpich(ranks: int, there: SharedMemory, host: str, environ: Mapping[str, str
     with_ucx = given is None or _ucx_shares(given)
     wanted = mpich_bytes(ranks, cells, with_ucx)
     if there.free_bytes >= wanted:
-        return Fit(wanted)
+        return Fit()
     variables: tuple[tuple[str, str], ...] = ()
     if given is None:
         with_ucx = False
@@ -145,19 +143,16 @@ def _mpich(ranks: int, there: SharedMemory, host: str, environ: Mapping[str, str
         how = f" with {UCX_VARIABLE}={given}" if theirs else ""
         remedy = _remedy(there, host)
         return Fit(
-            wanted,
             problem=f"{_free(there)}, and MPICH needs {size(least)} there for {_ranks(ranks)}{how}",
             remedy=f"unset {UCX_VARIABLE}; else {remedy}" if theirs else remedy,
         )
     how = " ".join(f"{name}={value}" for name, value in variables)
     return Fit(
-        wanted,
         variables,
         text=(
             f"{_free(there)}, and MPICH would take {size(wanted)} there for {_ranks(ranks)}: with"
             f" {how} it takes {size(least)}"
         ),
-        is_slower=is_slower,
         remedy=_remedy(there, host) if is_slower else "",
     )
 
@@ -165,15 +160,13 @@ def _mpich(ranks: int, there: SharedMemory, host: str, environ: Mapping[str, str
 def _openmpi(ranks: int, there: SharedMemory, host: str) -> Fit:
     wanted = openmpi_bytes(ranks)
     if there.free_bytes >= wanted:
-        return Fit(wanted)
+        return Fit()
     return Fit(
-        wanted,
         without=OPENMPIS_PARTS,
         text=(
             f"{_free(there)}, and Open MPI may take {size(wanted)} there for {_ranks(ranks)}: its"
             " ranks use TCP within the host"
         ),
-        is_slower=True,
         remedy=_remedy(there, host),
     )
 

@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Sequence
 
 from hvdrun.machine.environment import AGENT, HOSTS, PYTHON, REACH, SSH
+from hvdrun.plan.facts import LocalFacts
 from hvdrun.plan.hosts import Host
-from hvdrun.plan.local_facts import LocalFacts
-from hvdrun.plan.request import Request
-from hvdrun.plan.starter import Starter
+from hvdrun.plan.request import Request, Starter
 
 # How long ssh may take to connect; during a job, at least as long as a host may be silent.
 CONNECT_S = 10

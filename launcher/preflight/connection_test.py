@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdrun.agent.connecting import PROOF_S, RESULTS
+from hvdrun.plan.facts import HostFacts, LocalFacts
 from hvdrun.plan.flavour import Flavour
-from hvdrun.plan.host_facts import HostFacts
-from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.preflight import connections
 from hvdrun.preflight.ask_hosts import Conversation

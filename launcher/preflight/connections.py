@@ -18,7 +18,7 @@ from ipaddress import ip_address
 
 from hvdrun.agent import connecting
 from hvdrun.errors import HostSetupError
-from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.facts import HostFacts
 from hvdrun.plan.hosts import few
 from hvdrun.preflight.findings import Finding
 from hvdrun.preflight.networks import Choice, Network, subnet_of

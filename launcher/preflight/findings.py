@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 from hvdrun.agent.probe import MPI_PACKAGES
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError
+from hvdrun.plan.facts import HostFacts, Temporary
 from hvdrun.plan.flavour import NAMES, recognise
-from hvdrun.plan.host_facts import HostFacts, Temporary
 from hvdrun.plan.shared_memory import fit, leftovers, size
 from hvdrun.preflight.networks import Choice
 

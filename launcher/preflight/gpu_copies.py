@@ -9,11 +9,10 @@ from typing import Any
 from hvdrun.agent.gpu_copies import BEGIN_S
 from hvdrun.agent.gpu_pairs import END_S, PAIR_S, START_S
 from hvdrun.errors import HostSetupError
-from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.facts import HostFacts, LocalFacts, is_local
 from hvdrun.plan.hosts import few
 from hvdrun.plan.job_hosts import hosts_of
-from hvdrun.plan.local_facts import LocalFacts, is_local
-from hvdrun.plan.python_command import what_runs
+from hvdrun.plan.programs import what_runs
 from hvdrun.plan.request import Request
 from hvdrun.preflight.ask_hosts import Conversation
 from hvdrun.preflight.connections import HERE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from hvdrun.plan.host_facts import HostFacts
+from hvdrun.plan.facts import HostFacts
 from hvdrun.plan.hosts import few
 from hvdrun.plan.request import Request
 from hvdrun.preflight.findings import Finding

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
+from hvdrun.plan.facts import HostFacts, LocalFacts
 from hvdrun.plan.flavour import OPENMPI, Flavour
-from hvdrun.plan.host_facts import HostFacts
 from hvdrun.plan.job_hosts import hosts_of
-from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 from hvdrun.preflight.networks import Choice, subnet_of
 from hvdrun.preflight.question import control_name

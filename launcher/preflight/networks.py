@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_interface, ip_network
 
-from hvdrun.plan.host_facts import HostFacts, Interface
+from hvdrun.plan.facts import HostFacts, Interface
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from ipaddress import ip_address, ip_network
 
 from hvdrun.errors import HostSetupError
 from hvdrun.machine.interfaces import interfaces
+from hvdrun.plan.facts import LocalFacts
 from hvdrun.plan.job_hosts import is_remote
-from hvdrun.plan.local_facts import LocalFacts
 from hvdrun.plan.request import Request
 
 

@@ -17,11 +17,10 @@ from hvdrun.agent.probe import Question
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
 from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
+from hvdrun.plan.facts import HostFacts, LocalFacts, from_answer, is_local
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
-from hvdrun.plan.host_facts import HostFacts, from_answer
 from hvdrun.plan.hosts import Host, few
 from hvdrun.plan.job_hosts import hosts_of
-from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers import origin
 from hvdrun.plan.ssh import reached_by

@@ -13,14 +13,13 @@ from ipaddress import ip_address
 
 from hvdrun.agent.probe import HERE, Question
 from hvdrun.machine.remote_words import for_any_shell
+from hvdrun.plan.facts import LOOPBACK, LocalFacts, is_local, mpi_name
 from hvdrun.plan.flavour import Flavour
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.job_hosts import hosts_of
-from hvdrun.plan.local_facts import LOOPBACK, LocalFacts, is_local, mpi_name
-from hvdrun.plan.python_command import SCRIPT, what_runs
-from hvdrun.plan.request import Request
+from hvdrun.plan.programs import SCRIPT, what_runs
+from hvdrun.plan.request import Request, Starter
 from hvdrun.plan.ssh import ssh_options
-from hvdrun.plan.starter import Starter
 from hvdrun.preflight.findings import PACKAGES
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hvdrun.machine.box_layout import ENTRIES, ENTRY_BYTES, FORMAT, HEAD_BYTES, TOTAL_BYTES
+from hvdrun.machine.notes import ENTRIES, ENTRY_BYTES, FORMAT, HEAD_BYTES, TOTAL_BYTES
 
 # hvdl_box_entry of the core's operations/black_box.h.
 _ENTRY = struct.Struct("=QQQQQQQIIIIiBBBx112s")

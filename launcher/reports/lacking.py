@@ -18,8 +18,8 @@ from hvdrun.machine.limits import (
 )
 from hvdrun.machine.resources import temporary_folder, temporary_path
 from hvdrun.plan.command import Command
+from hvdrun.plan.facts import LocalFacts, is_local
 from hvdrun.plan.flavour import OPENMPI, Flavour
-from hvdrun.plan.local_facts import LocalFacts, is_local
 
 # Measured with hvdrun, mpirun and its daemon on one host: the lowest limit of open files under
 # which n ranks start is 23 + 4 n (Open MPI) and less (MPICH). The limit is raised to twice that.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from hvdrun.machine.box_layout import ENTRIES
+from hvdrun.machine.notes import ENTRIES
 from hvdrun.reports.black_box import MESSAGES, Box, Operation
 
 MOST_SHOWN = 3

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hvdrun.machine.box_layout import ENTRIES
+from hvdrun.machine.notes import ENTRIES
 from hvdrun.reports.black_box import MESSAGES, Box, Operation
 from hvdrun.reports.whereabouts import named
 

@@ -19,9 +19,8 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from hvdrun.output.folding import spans
-from hvdrun.records import FEWEST_STEPS, TELLS_EVERY_S, THROTTLED, Record, Sample
+from hvdrun.records import FEWEST_STEPS, TELLS_EVERY_S, THROTTLED, Record, Sample, summary_of
 from hvdrun.reports import links
-from hvdrun.summary import summary_of
 
 # A wrong name costs somebody a day, and no name only a look at the table. So ranks are named late
 # only if there are enough steps, if they come after all others in most of them, also in each half

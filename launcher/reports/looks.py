@@ -11,7 +11,7 @@ from hvdrun.reports.failure_report import duration
 
 # A process that uses this share of a core computes.
 BUSY = 0.05
-# What helpers that have nothing to do wait for, as the kernel tells it (`machine.kernel_waits`).
+# What helpers that have nothing to do wait for, as the kernel tells it (`machine.looks`).
 WAITS_FOR_WORK = ("", "waits for a file, a socket or a pipe", "waits for data from a pipe")
 # A cgroup whose CPU quota was used up in this part of its periods holds its processes up.
 THROTTLED = 0.25

@@ -43,8 +43,8 @@ from hvdrun.agent.frames import (
 from hvdrun.agent.local_ranks import MOST_RANKS, Deliver
 from hvdrun.agent.signals import pack
 from hvdrun.agent.silence import HOST_TIMEOUT_S, clock
+from hvdrun.job.course import Event
 from hvdrun.job.events import (
-    Event,
     HostBack,
     HostEnded,
     HostGaveUp,
@@ -55,7 +55,7 @@ from hvdrun.job.events import (
     MpirunSaid,
     SshSaid,
 )
-from hvdrun.job.signs_of_life import SignsOfLife
+from hvdrun.job.far_hosts import SignsOfLife
 
 LINE_EVERY_S = 1.0
 _OF_ITS_LOCAL_RANKS = (OUT, ERR, RESULT, KEEPER_GONE)  # what the agent adds to what keepers send

@@ -12,7 +12,7 @@ import hvdlite as hvd
 from docs.generator import tables
 from docs.generator.reference import names_in, resolve
 from hvdrun.command_line.cli import cli
-from hvdrun.command_line.horovod_options import WITHOUT_EFFECT
+from hvdrun.command_line.runtime_options import WITHOUT_EFFECT
 from hvdrun.errors import LaunchError
 from hvdrun.knobs import KNOBS
 from tests.docs.pages import PAGES, within

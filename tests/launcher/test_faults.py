@@ -9,16 +9,12 @@ from hypothesis import example, given
 from hvdlite import _core
 from hvdrun.errors import UsageError
 from hvdrun.faults import CORE, GRADIENT, KINDS, OPERATION, OPERATIONS, STEP, parse
-from hvdrun.plan import fault_note
+from hvdrun.plan.checks import check_faults
 from hvdrun.plan.request import Request
 from tests.launcher.plan.test_command import FACTS
 from tests.launcher.test_garbage import edited
 
 GOOD = "delay:0.5@rank=1,operation=allreduce,nth=20; kill@step=30 ;; bitflip:state@bit=7,name=a.b"
-
-
-def fields(fault):
-    return {name: getattr(fault, name) for name in fault.__slots__}
 
 
 def test_a_list_of_faults_with_their_conditions_is_read():
@@ -27,7 +23,8 @@ def test_a_list_of_faults_with_their_conditions_is_read():
     delay = {"kind": "delay", "value": "0.5", "rank": 1, "operation": "allreduce", "nth": 20}
     kill = {"kind": "kill", "value": "", "step": 30}
     flip = {"kind": "bitflip", "value": "state", "step": 1, "bit": 7, "name": "a.b"}
-    assert list(map(fields, parse(GOOD))) == [everywhere | each for each in (delay, kill, flip)]
+    found = [fault._asdict() for fault in parse(GOOD)]
+    assert found == [everywhere | each for each in (delay, kill, flip)]
     assert [fault.place for fault in parse(GOOD)] == [OPERATION, STEP, STEP]
     assert parse("nan")[0].place == GRADIENT
     in_core = parse("drop@nth=3; fail-alloc@rank=1; fail-mpi@call=MPI_Isend,times=2")
@@ -104,7 +101,7 @@ def test_hvdrun_refuses_a_wrong_text_and_says_that_there_are_faults(how):
         variables = {"HVDLITE_FAULT": text}
         exported, inherited = (variables, {}) if how == "exported" else ({}, variables)
         request = Request((), num_proc, exports=exported)
-        return fault_note.check(request, replace(FACTS, environ=inherited))
+        return check_faults(request, replace(FACTS, environ=inherited))
 
     said = "FAULTS ARE INJECTED: HVDLITE_FAULT makes this job fail on purpose: kill@rank=1"
     assert check("kill@rank=1 ") == said
@@ -118,4 +115,4 @@ def test_hvdrun_refuses_a_wrong_text_and_says_that_there_are_faults(how):
 
 
 def test_without_the_variable_hvdrun_says_nothing():
-    assert fault_note.check(Request((), 2), FACTS) == ""
+    assert check_faults(Request((), 2), FACTS) == ""

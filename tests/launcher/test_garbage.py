@@ -17,9 +17,8 @@ from hvdrun.agent.rank_stack import RankStack
 from hvdrun.command_line import config_file
 from hvdrun.command_line.cli import cli
 from hvdrun.errors import HostListError, UsageError
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import RankSaid
-from hvdrun.job.supervision import Supervision
 from hvdrun.machine.looks import look
 from hvdrun.machine.notes import PULSE
 from hvdrun.monitor.figures import figures_of
@@ -30,12 +29,11 @@ from hvdrun.plan.hosts import parse_hostfile, parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse
 from hvdrun.pulse import encode as encode_pulse
-from hvdrun.records import Record, Sample, encode, parse
+from hvdrun.records import Record, Sample, encode, parse, summary_of
 from hvdrun.rendezvous import messages
 from hvdrun.reports import late
 from hvdrun.reports.looks import activity, read_look
 from hvdrun.reports.whereabouts import Seen, entries, read_stall
-from hvdrun.summary import summary_of
 from tests.launcher.job.histories import command
 
 LOOK = json.dumps(

@@ -98,7 +98,7 @@ def test_the_help_lists_every_option_that_has_a_text():
 
 
 def test_every_example_of_the_help_is_one_that_hvdrun_understands():
-    from hvdrun.command_line.help_page import EXAMPLES
+    from hvdrun.command_line.hvdrun_option import EXAMPLES
 
     for line in EXAMPLES.splitlines():
         words = re.split(r"\s{2,}", line)[0].split()[1:]

@@ -11,8 +11,7 @@ import pytest
 
 from hvdlite.observe.summary import Summary
 from hvdlite.observe.waits import Waits
-from hvdrun.records import RECENT_S, TELLS_AT_LEAST_EVERY_S, Record, encode, parse
-from hvdrun.summary import summary_of
+from hvdrun.records import RECENT_S, TELLS_AT_LEAST_EVERY_S, Record, encode, parse, summary_of
 from tests.harness.worlds import mpiexec_command, python_of
 
 

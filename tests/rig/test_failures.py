@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from hvdrun.job.supervision import ONE_ACT_S
+from hvdrun.job.course import ONE_ACT_S
 from tests.harness.worlds import ROOT
 from tests.rig.conftest import job
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvdlite.errors import ConfigError
 from hvdlite.world.config import Config
-from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
+from hvdrun.command_line.runtime_options import ELASTIC, WITHOUT_EFFECT
 from hvdrun.knobs import KNOBS
 
 BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from hvdlite.world.telling import last_line
-from hvdrun.machine.box_layout import HEAD_BYTES, LINES_AT, lines_in
+from hvdrun.machine.notes import HEAD_BYTES, LINES_AT, lines_in
 
 
 @pytest.fixture

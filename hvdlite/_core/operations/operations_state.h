@@ -147,7 +147,7 @@ typedef struct {
 #define HVDL_BOX_HEAD_BYTES 4096 /* with the ticket counter at its end */
 
 /* Of the times, which are CLOCK_MONOTONIC's, 0 means that it has not happened. All words are atomic, as they are read
- * while they are written. launcher/reports/black_box.py reads them, and launcher/machine/box_layout.py has their
+ * while they are written. launcher/reports/black_box.py reads them, and launcher/machine/notes.py has their
  * sizes. */
 typedef struct {
     /* 0 while the rest is written; a release, so that who reads it sees the rest. Counts from 1. */

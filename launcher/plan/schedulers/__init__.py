@@ -1,5 +1,5 @@
-"""The batch schedulers that hvdrun knows: each has a file and a row here. May import what `plan`
-may, but from `plan` itself only `hosts`, `starter` and `flavour`."""
+"""The batch schedulers that hvdrun knows: each has a row here. May import what `plan` may, but from
+`plan` itself only `hosts`, `request` and `flavour`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from hvdrun import ssh_errors
 from hvdrun.errors import UsageError
-from hvdrun.plan.schedulers.host_files import LSF, PBS, SGE
-from hvdrun.plan.schedulers.nodes import RENDEZVOUS
-from hvdrun.plan.schedulers.scheduler import Requeue, Scheduler
+from hvdrun.plan.request import Allocation, Environ, Starter
+from hvdrun.plan.schedulers.scheduler import LSF, PBS, RENDEZVOUS, SGE, Requeue, Scheduler
 from hvdrun.plan.schedulers.slurm import SLURM
-from hvdrun.plan.starter import Allocation, Environ, Starter
 from hvdrun.ssh_errors import Trouble
 
 # In this order: the first one with an allocation around hvdrun counts.

@@ -10,15 +10,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from hvdrun.errors import HostListError, NoMpi, UsageError
 from hvdrun.machine.programs import output_of
 from hvdrun.plan.flavour import INTEL, MPICH, NAMES, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, few, parse_host
+from hvdrun.plan.request import Allocation, Environ, Starter
 from hvdrun.plan.schedulers.scheduler import Requeue, Scheduler
-from hvdrun.plan.starter import Allocation, Environ, Starter
 from hvdrun.ssh_errors import Trouble
 
 NAME = "Slurm"
@@ -42,22 +41,13 @@ _MOST_NODES = 1 << 17  # a list of more nodes is a mistake
 # -------------------------------------------------------------------- srun
 
 
-class Srun(NamedTuple):
-    program: str
+@dataclass(frozen=True)
+class Srun(Starter):
+    scheduler = NAME
+    # It describes the job; srun would warn that it does not fit the step.
+    unwanted = ("SLURM_NTASKS_PER_NODE",)
+
     pmi: str = ""  # srun's --mpi, if it starts ranks
-
-    @property
-    def scheduler(self) -> str:
-        return NAME
-
-    @property
-    def unwanted(self) -> tuple[str, ...]:
-        # It describes the job; srun would warn that it does not fit the step.
-        return ("SLURM_NTASKS_PER_NODE",)
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        return {}
 
     def __str__(self) -> str:
         return f"{self.program} --mpi={self.pmi}"

@@ -12,7 +12,7 @@ import pytest
 
 from hvdlite import _core
 from hvdrun.agent.rank_box import RankBox
-from hvdrun.machine.box_layout import ENTRIES, FORMAT, TOTAL_BYTES
+from hvdrun.machine.notes import ENTRIES, FORMAT, TOTAL_BYTES
 from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, read_box
 from tests.core.engines import BLOCK_BYTES, INLINE_BYTES, make_engine

@@ -11,7 +11,7 @@ import pytest
 
 import hvdrun
 from hvdrun.agent.probe import answer
-from hvdrun.plan.host_facts import from_answer
+from hvdrun.plan.facts import from_answer
 
 QUESTION = {
     "folders": sys.path,

@@ -15,12 +15,12 @@ from hvdlite import run_function
 from hvdrun.agent.frames import SECRET, frame
 from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
-from hvdrun.command_line.program import which
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
 from hvdrun.machine.remote_words import hex_of
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.programs import which
 from tests.harness.needs import lacking
 
 
@@ -150,16 +150,8 @@ def test_the_help_is_grouped_and_lists_examples_and_exit_codes(capsys):
             64,
             "starts none: leave out `python x`, or leave out --st",
         ),
-        (
-            ["--metrics", "1", "--json", "true"],
-            64,
-            "--metrics PID asks a running job and starts",
-        ),
-        (
-            ["--stacks", "1", "--metrics", "1"],
-            64,
-            "are two questions: ask one at a time",
-        ),
+        (["--metrics", "1", "--json", "true"], 64, "--metrics PID asks a running job and starts"),
+        (["--stacks", "1", "--metrics", "1"], 64, "are two questions: ask one at a time"),
         (["--metrics-file", "/no/such", "true"], 64, "--metrics-file /no/such: No such file or"),
         (["-np", "2", ""], 64, "COMMAND is an empty word"),
         (["--start-timeout", "nan", "true"], 64, "'nan' is not a number"),
@@ -332,8 +324,6 @@ HEAVY = {
     "mpi4py.MPI",
     "rich",
     "asyncio",
-    "importlib.metadata",
-    "textwrap",
 }
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from hvdrun.command_line.cli import cli, main
-from hvdrun.command_line.horovod_options import ELASTIC, WITHOUT_EFFECT
-from hvdrun.command_line.runtime_options import idle_notes, settings
+from hvdrun.command_line.runtime_options import ELASTIC, WITHOUT_EFFECT, idle_notes, settings
 from hvdrun.knobs import KNOBS, MIB
 
 SAMPLES = {"int": "7", "float": "0.5", "text": "word"}
@@ -32,10 +31,7 @@ def set_by(*words):
         ("--stall-check", {"HVDLITE_STALL_CHECK_DISABLE": "0"}),
         (
             "--stall-check-warning-time-seconds 5 --stall-check-shutdown-time-seconds=9",
-            {
-                "HVDLITE_STALL_CHECK_TIME_SECONDS": "5",
-                "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "9",
-            },
+            {"HVDLITE_STALL_CHECK_TIME_SECONDS": "5", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "9"},
         ),
         ("--timeline-filename run.json", {"HVDLITE_TIMELINE": "run.json"}),
         ("--log-level DEBUG", {"HVDLITE_LOG_LEVEL": "DEBUG"}),

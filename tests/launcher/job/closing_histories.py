@@ -1,18 +1,18 @@
 """Histories of jobs in which a rank closes file descriptors that MPI needs."""
 
 from hvdrun.errors import MpirunFailed
-from hvdrun.job.actions import EndHosts, Finish
-from hvdrun.job.events import RankClosedFiles, RankEnded
+from hvdrun.job.events import RankClosedFiles
 from hvdrun.machine.notes import INIT_DONE
 from tests.launcher.job.histories import (
     LOST_A_PEER,
-    History,
+    all_well,
     asked,
-    begun,
+    begun_history,
+    closes,
+    ended,
     ends,
     init,
     over,
-    well,
 )
 
 BROKE = "rank 2 on b closed its file descriptors after 2.0 s, MPI's connections to other ranks"
@@ -20,44 +20,39 @@ RUNS_ON = "hvdrun: rank 2 on b has closed its file descriptors, MPI's among them
 CLOSES = (2.2, RankClosedFiles(2, 2.0))
 
 CLOSING = {
-    "another rank crashes of it": History(
+    "another rank crashes of it": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
-            (2.1, RankEnded(0, "signal 11", 2.1)),
+            ended(2.1, 0, "signal 11"),
             CLOSES,
             *asked(2.3, 1, 2, 3),
             *over(2.4),
         ],
         ends(2.1, over_at=2.4),
-        73,
         culprit=2,
         error=MpirunFailed,
         words=(f"{BROKE} among them, and that ended the job (rank 0 on a was ended by SIGSEGV",),
     ),
-    "Open MPI ends another rank because of it": History(
+    "Open MPI ends another rank because of it": begun_history(
         [
-            *begun(),
             CLOSES,
             (2.2, LOST_A_PEER),
-            (2.3, RankEnded(0, "code 14", 2.2)),
+            ended(2.3, 0, "code 14", by=2.2),
             *asked(2.4, 1, 2, 3),
             *over(2.5),
         ],
         ends(2.3, over_at=2.5),
-        73,
         culprit=2,
         error=MpirunFailed,
         words=(f"{BROKE} among them, and that ended the job (rank 0 on a ended with exit code 14",),
     ),
-    "another rank fails by itself": History(
+    "another rank fails by itself": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (2.3, RankEnded(0, "code 1", 2.2)),
+            ended(2.3, 0, "code 1", by=2.2),
             *asked(2.4, 1, 2, 3),
             *over(2.5),
         ],
@@ -66,13 +61,12 @@ CLOSING = {
         culprit=0,
         words=("rank 0 on a ended with exit code 1",),
     ),
-    "another rank crashes long after": History(
+    "another rank crashes long after": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (70.0, RankEnded(0, "signal 11", 70.0)),
+            ended(70.0, 0, "signal 11"),
             *asked(70.1, 1, 2, 3),
             *over(70.2),
         ],
@@ -82,13 +76,12 @@ CLOSING = {
         words=("rank 0 on a was ended by SIGSEGV",),
         says=[(7.0, RUNS_ON)],
     ),
-    "it fails itself": History(
+    "it fails itself": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            (3.1, RankEnded(2, "code 15", 3.0)),
+            ended(3.1, 2, "code 15", by=3.0),
             *asked(3.2, 0, 1, 3),
             *over(3.3),
         ],
@@ -100,32 +93,19 @@ CLOSING = {
             "hvdrun: it had closed its file descriptors 1.0 s before",
         ),
     ),
-    "a rank that MPI does not know": History(
-        [*begun(), CLOSES, *well(30.0, 0, 1, 2, 3), *over(30.1)],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
-    ),
-    "it runs on": History(
+    "a rank that MPI does not know": begun_history([CLOSES, *all_well(30.0)], closes(30.1)),
+    "it runs on": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.1, 0, 1, 3, kind=INIT_DONE),  # rank 2 may never tell it
             CLOSES,
-            *well(30.0, 0, 1, 2, 3),
-            *over(30.1),
+            *all_well(30.0),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
+        closes(30.1),
         says=[(7.0, RUNS_ON)],
     ),
-    "Open MPI ends a rank that has lost another one, which still runs": History(
-        [
-            *begun(),
-            (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
-            *asked(2.1, 1, 2, 3),
-            *over(2.2),
-        ],
+    "Open MPI ends a rank that has lost another one, which still runs": begun_history(
+        [(2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         14,
         culprit=0,

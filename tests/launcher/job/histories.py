@@ -6,8 +6,8 @@ Unless it says otherwise, a job has ranks 0 and 1 on this host, a, and 2 and 3 o
 import json
 from dataclasses import dataclass, field
 
-from hvdrun.job.actions import EndAll, Finish
-from hvdrun.job.course import Course
+from hvdrun.job.actions import EndAll, EndHosts, Finish, Look
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
@@ -23,7 +23,6 @@ from hvdrun.job.events import (
     RankStarted,
     TimePassed,
 )
-from hvdrun.job.supervision import Supervision
 from hvdrun.job.verdict import reach
 from hvdrun.machine.notes import INIT_BEGUN
 from hvdrun.plan.command import Command
@@ -98,6 +97,16 @@ def well(at, *ranks):
     return [(at, RankEnded(rank, "code 0", at)) for rank in ranks]
 
 
+def all_well(at):
+    """All ranks end with 0, and then everything."""
+    return [*well(at, 0, 1, 2, 3), *over(round(at + 0.1, 3))]
+
+
+def ended(at, rank, how, by=None):
+    """hvdrun learns it at this time; by: when it was."""
+    return at, RankEnded(rank, how, at if by is None else by)
+
+
 def in_mpi(at, *ranks):
     return [(at, RankInMpi(rank)) for rank in ranks]
 
@@ -122,6 +131,16 @@ def over(at, code=0):
     return [(at, event) for event in events]
 
 
+def closes(at):
+    """mpirun has ended by itself, and so has everything."""
+    return [(at, EndHosts(3.0)), (at, Finish())]
+
+
+def looks(at, *ranks):
+    """The ranks are asked what they do, and half a second later where they are in their code."""
+    return [(at, Look(ranks)), (round(at + 0.5, 3), Look(ranks, True))]
+
+
 def ends(at, grace_s=3.0, over_at=None, first=TERM):
     """hvdrun ends all ranks; later, if a time is given, mpirun and everything else have ended."""
     done = [(at, EndAll(grace_s, first))]
@@ -134,13 +153,22 @@ def ends(at, grace_s=3.0, over_at=None, first=TERM):
 class History:
     events: list
     actions: list  # all but Say and Release
-    code: int
+    code: int | None = None  # by default the error's, or 0
     culprit: int | None = None
     error: type | None = None
     words: tuple = ()  # of the report or the error
     says: list = field(default_factory=list)  # how the Says begin, with their times
     options: dict = field(default_factory=dict)
     lacks: tuple = ()  # what the report does not say
+
+    def __post_init__(self):
+        if self.code is None:
+            self.code = self.error.code if self.error else 0
+
+
+def begun_history(events, *args, **options):
+    """Of a job whose ranks have started."""
+    return History([*begun(), *events], *args, **options)
 
 
 LOST_A_PEER = MpirunSaid(

@@ -18,7 +18,6 @@ from hvdrun.job.events import (
     MpirunEnded,
     MpirunOutputEnded,
     MpirunSaid,
-    RankEnded,
     RankStarted,
     SshSaid,
 )
@@ -27,19 +26,16 @@ from tests.launcher.job.histories import (
     History,
     asked,
     begun,
+    begun_history,
     command,
+    ended,
     ends,
     over,
     well,
 )
 
 # Both talk, and all ranks have started.
-TWO_FAR_HOSTS = [
-    *begun(),
-    (0.2, HostConnected("c")),
-    (0.2, HostTalks("c")),
-    (0.2, RankStarted(4)),
-]
+TWO_FAR_HOSTS = [*begun(), (0.2, HostConnected("c")), (0.2, HostTalks("c")), (0.2, RankStarted(4))]
 CLOSED = b"Connection to c closed by remote host.\n"
 
 LOST_C = MpirunSaid(
@@ -58,7 +54,6 @@ def mpirun_names_c(said, *events, **expected):
     return History(
         [*TWO_FAR_HOSTS, (8.9, said), (9.0, HostEnded("b")), *events, *asked(9.2, 0, 1)],
         ends(9.0),
-        72,
         error=HostLost,
         options={"job": command(a=2, b=2, c=1)},
         **expected,
@@ -101,14 +96,12 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        72,
         error=HostLost,
         words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
         options={"job": command(a=2, b=2, c=1)},
     ),
-    "what ssh said before the host talked is not why it ended": History(
+    "what ssh said before the host talked is not why it ended": begun_history(
         [
-            *begun(),
             (0.2, HostConnected("c")),
             (0.2, SshSaid("c", b"Warning: Permanently added 'c' to the list of known hosts.\n")),
             (0.3, HostTalks("c")),
@@ -118,7 +111,6 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        72,
         error=HostLost,
         words=("b is lost: the connection to it was closed; if",),
         options={"job": command(a=2, b=2, c=1)},
@@ -132,7 +124,6 @@ HOSTS = {
             *asked(10.2, 0, 1),
         ],
         ends(9.0),
-        72,
         error=HostLost,
         words=("b is lost: the connection to it was closed; if",),
         options={"job": command(a=2, b=2, c=1)},
@@ -146,27 +137,23 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        72,
         error=HostLost,
         words=("b is lost: the connection to it was closed; if",),
         options={"job": command(a=2, b=2, c=1)},
     ),
-    "a host is silent": History(
-        [*begun(), (10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
+    "a host is silent": begun_history(
+        [(10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
         ends(10.0, grace_s=2.0),
-        72,
         error=HostLost,
         words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s (--host-",),
     ),
-    "a connection ends": History(
+    "a connection ends": begun_history(
         [
-            *begun(),
             (9.9, SshSaid("b", b"Connection to b closed.\n")),
             (10.0, HostEnded("b")),
             *asked(10.2, 0, 1),
         ],
         ends(10.0),
-        72,
         error=HostLost,
         words=("b is lost: the connection to it was closed (Connection to b closed.)",),
     ),
@@ -177,21 +164,18 @@ HOSTS = {
             (0.5, HostEnded("b")),
         ],
         ends(0.5),
-        70,
         error=SshFailed,
         words=("b can't be reached by ssh",),
     ),
     "the agent of a host can't start MPI's daemon": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
         ends(0.5),
-        76,
         error=LacksResource,
         words=("hvdrun's agent on b can't open any more files;",),
     ),
     "another user holds the socket of a host": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],
         ends(0.5),
-        71,
         error=HostSetupError,
         words=("b can't run ranks: ann has it",),
     ),
@@ -203,15 +187,13 @@ HOSTS = {
             (0.4, HostEnded("b", "", 127, b"orted: not found\n")),
         ],
         ends(0.4),
-        71,
         error=HostSetupError,
         words=("MPI's daemon ended there with exit code 127: orted: not found",),
     ),
-    "MPI's daemon fails after ranks have started, and mpirun says the rest": History(
+    "MPI's daemon fails after ranks have started, and mpirun says the rest": begun_history(
         [
-            *begun(),
             (1.0, HostEnded("b", "", 1)),
-            (1.1, RankEnded(0, "code 9", 1.0)),
+            ended(1.1, 0, "code 9", by=1.0),
             (1.1, KeepersHere(0)),
             (1.2, MpirunEnded(1)),
             (1.2, MpirunOutputEnded()),
@@ -220,19 +202,17 @@ HOSTS = {
         9,
         culprit=0,
     ),
-    "a rank fails, and a host is lost without a report": History(
-        [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
+    "a rank fails, and a host is lost without a report": begun_history(
+        [(2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
-        72,
         error=HostLost,
         words=("b is lost: its ranks ended without a report",),
     ),
-    "a rank fails of one that was killed and whose shim MPI had ended": History(
+    "a rank fails of one that was killed and whose shim MPI had ended": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(2, "late signal 9", 1.9)),
+            ended(2.0, 2, "late signal 9", by=1.9),
             (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
+            ended(2.0, 0, "code 14"),
             *over(2.1, 14),
         ],
         ends(2.0, over_at=2.1),
@@ -240,23 +220,15 @@ HOSTS = {
         culprit=2,
         words=("rank 2 on b was ended by SIGKILL",),
     ),
-    "a rank fails of one that left with 0": History(
-        [
-            *begun(),
-            *well(1.9, 2),
-            (2.0, LOST_A_PEER),
-            (2.0, RankEnded(0, "code 14", 2.0)),
-            *over(2.1, 14),
-        ],
+    "a rank fails of one that left with 0": begun_history(
+        [*well(1.9, 2), (2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
-        73,
         error=MpirunFailed,
         words=("rank 2 on b ended with exit code 0 after 1.9 s, in mid-job",),
     ),
-    "a host is silent while the job is ended for another reason": History(
+    "a host is silent while the job is ended for another reason": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             (2.5, HostSilent("b", 30.0, 30.0)),
             (2.6, KeepersHere(0)),
             (2.6, MpirunEnded(1)),
@@ -270,7 +242,7 @@ HOSTS = {
         [
             (0.1, KeepersHere(2)),
             (0.1, RankStarted(0)),
-            (0.2, RankEnded(0, "code 4", 0.2)),
+            ended(0.2, 0, "code 4"),
             (0.3, HostConnected("b")),
             *over(0.5, 1),
         ],
@@ -286,7 +258,6 @@ HOSTS = {
             (30.0, SshSaid("b", b"debug\nwaiting\n")),
         ],
         ends(60.0),
-        75,
         error=StartTimeout,
         words=("not started within 60 s", "b: 2 ranks not started: ssh has not connected (wait"),
     ),

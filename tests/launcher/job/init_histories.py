@@ -1,17 +1,22 @@
 """Histories of jobs whose ranks wait in hvd.init() or MPI_Init for others."""
 
 from hvdrun.errors import MpirunFailed, StartTimeout
-from hvdrun.job.actions import EndHosts, Finish, Look
-from hvdrun.job.events import RankEnded, RankLeftMpi
+from hvdrun.job.actions import Look
+from hvdrun.job.events import RankLeftMpi
 from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
 from tests.launcher.job.histories import (
     History,
+    all_well,
     asked,
     begun,
+    begun_history,
+    closes,
     command,
+    ended,
     ends,
     in_mpi,
     init,
+    looks,
     over,
     seen,
     well,
@@ -36,22 +41,18 @@ DATA, MAIN = ["/me/data.py", 7, "load", ""], ["/me/train.py", 3, "main", ""]
 
 BEFORE_INIT = "ended with exit code 0 after 2.0 s and had not called hvd.init(), where ranks 0,2-3"
 INIT = {
-    "all ranks are in init at about the same time": History(
+    "all ranks are in init at about the same time": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2),
             *init(9.9, 3),
             *init(10.0, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(500.0, 0, 1, 2, 3),
-            *over(500.1),
+            *all_well(500.0),
         ],
-        [(500.1, EndHosts(3.0)), (500.1, Finish())],
-        0,
+        closes(500.1),
         says=[],
     ),
-    "init does not end on two ranks, which compute in it": History(
+    "init does not end on two ranks, which compute in it": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2),
             *init(2.0, 3),
             *init(2.1, 0, 1, kind=INIT_DONE),
@@ -60,16 +61,9 @@ INIT = {
             *seen(12.2, 2, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *seen(12.2, 3, 6.0, "R", by=71.0, frames=[DATA, MAIN]),
             *init(15.0, 2, 3, kind=INIT_DONE),
-            *well(20.0, 0, 1, 2, 3),
-            *over(20.1),
+            *all_well(20.0),
         ],
-        [
-            (11.5, Look((2, 3))),
-            (12.0, Look((2, 3), True)),
-            (20.1, EndHosts(3.0)),
-            (20.1, Finish()),
-        ],
-        0,
+        [*looks(11.5, 2, 3), *closes(20.1)],
         says=[
             (
                 12.2,
@@ -81,75 +75,53 @@ INIT = {
             (15.0, "hvdrun: hvd.init() has ended on all ranks, after 13.0 s"),
         ],
     ),
-    "init does not end, and the stall check is to end the job": History(
-        [*begun(), *init(1.0, 0, 1, 2, 3), *asked(8.1, 0, 1, 2, 3), *over(8.2)],
+    "init does not end, and the stall check is to end the job": begun_history(
+        [*init(1.0, 0, 1, 2, 3), *asked(8.1, 0, 1, 2, 3), *over(8.2)],
         ends(8.0, over_at=8.2),
-        75,
         error=StartTimeout,
         words=(
             "it has not ended on ranks 0-1 on a and ranks 2-3 on b after 7 s (HVDLITE_STALL_SH",
         ),
         options={"job": command({"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "7"}, a=2, b=2)},
     ),
-    "a rank ends with 0 before init, and the others wait there": History(
-        [*begun(), *init(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
+    "a rank ends with 0 before init, and the others wait there": begun_history(
+        [*init(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
         ends(7.0, over_at=7.2),
-        73,
         error=MpirunFailed,
         words=(f"rank 1 on a {BEFORE_INIT} waited for it", "call it before any `sys.exit()`"),
     ),
-    "a rank ends with 0 before init, and the others come there later": History(
-        [
-            *begun(),
-            *well(2.0, 1),
-            *init(30.0, 0),
-            *init(31.0, 2, 3),
-            *asked(35.1, 0, 2, 3),
-            *over(35.2),
-        ],
+    "a rank ends with 0 before init, and the others come there later": begun_history(
+        [*well(2.0, 1), *init(30.0, 0), *init(31.0, 2, 3), *asked(35.1, 0, 2, 3), *over(35.2)],
         ends(35.0, over_at=35.2),
-        73,
         error=MpirunFailed,
         words=(f"rank 1 on a {BEFORE_INIT} waited for it",),
     ),
-    "two ranks end with 0 before init, and the second puts off the end": History(
-        [*begun(), *init(1.0, 0, 2), *well(2.0, 1), *well(5.0, 3), *asked(10.1, 0, 2), *over(10.2)],
+    "two ranks end with 0 before init, and the second puts off the end": begun_history(
+        [*init(1.0, 0, 2), *well(2.0, 1), *well(5.0, 3), *asked(10.1, 0, 2), *over(10.2)],
         ends(10.0, over_at=10.2),
-        73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 2.0 s and had not called hvd.init()",),
     ),
-    "a rank ends with 0 before MPI_Init, as PMI shows": History(
-        [*begun(), *in_mpi(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
+    "a rank ends with 0 before MPI_Init, as PMI shows": begun_history(
+        [*in_mpi(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
         ends(7.0, over_at=7.2),
-        73,
         error=MpirunFailed,
         words=(
             "rank 1 on a ended with exit code 0 after 2.0 s and had not called MPI_Init, where",
         ),
     ),
-    "ranks end with 0 and none of the others is in init": History(
-        [*begun(), *well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)],
-        [(40.1, EndHosts(3.0)), (40.1, Finish())],
-        0,
-        says=[],
+    "ranks end with 0 and none of the others is in init": begun_history(
+        [*well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)], closes(40.1), says=[]
     ),
-    "a rank fails while others wait for it in init": History(
-        [
-            *begun(),
-            *init(1.0, 0, 2, 3),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            *asked(2.1, 0, 2, 3),
-            *over(2.2),
-        ],
+    "a rank fails while others wait for it in init": begun_history(
+        [*init(1.0, 0, 2, 3), ended(2.0, 1, "code 4"), *asked(2.1, 0, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
         says=[],
     ),
-    "a rank computes for long before init": History(
+    "a rank computes for long before init": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 2, 3),
             *seen(10.6, 1, 5.0, "R", by=70.0),
             *seen(11.1, 1, 5.9, "R", by=71.0),
@@ -157,18 +129,9 @@ INIT = {
             *seen(21.2, 1, 14.4, "R", by=81.0),
             *init(30.0, 1),
             *init(30.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (10.5, Look((1,))),
-            (11.0, Look((1,), True)),
-            (20.6, Look((1,))),
-            (21.1, Look((1,), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
-        0,
+        [*looks(10.5, 1), *looks(20.6, 1), *closes(40.1)],
         says=[
             (
                 11.1,
@@ -188,9 +151,8 @@ INIT = {
             (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
         ],
     ),
-    "ranks hang between their import of hvdlite and init": History(
+    "ranks hang between their import of hvdlite and init": begun_history(
         [
-            *begun(),
             *init(1.0, 0),
             *(event for r in (1, 2, 3) for event in seen(10.6, r, frames=None)),
             *(event for r in (1, 2) for event in seen(11.1, r, frames=[DATA, MAIN])),
@@ -198,16 +160,9 @@ INIT = {
             *seen(11.3, 3, why="it has not imported hvdlite"),
             *init(20.0, 1, 2, 3),
             *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
-        0,
+        [*looks(10.5, 1, 2, 3), *closes(40.1)],
         says=[
             (
                 11.3,
@@ -221,25 +176,15 @@ INIT = {
             (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
         ],
     ),
-    "a host does not answer": History(
+    "a host does not answer": begun_history(
         [
-            *begun(),
             *init(1.0, 0),
             *seen(11.1, 1),
             *init(40.0, 1, 2, 3),
             *init(40.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(100.0, 0, 1, 2, 3),
-            *over(100.1),
+            *all_well(100.0),
         ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (25.5, Look((1, 2, 3))),
-            (26.0, Look((1, 2, 3), True)),
-            (100.1, EndHosts(3.0)),
-            (100.1, Finish()),
-        ],
-        0,
+        [*looks(10.5, 1, 2, 3), *looks(25.5, 1, 2, 3), *closes(100.1)],
         says=[
             (
                 16.0,
@@ -259,7 +204,6 @@ INIT = {
     "ranks wait in init for one that has not started, until the start timeout": History(
         [*begun(ranks=(0, 1, 2)), *init(1.0, 0, 1, 2), *asked(60.2, 0, 1, 2), *over(60.3)],
         ends(60.0, over_at=60.3),
-        75,
         error=StartTimeout,
         words=("the job has not started within 60 s",),
         says=[
@@ -273,16 +217,12 @@ INIT = {
             for at, so_far in ((11.0, "10.0 s"), (21.0, "20.0 s"), (41.0, "40.0 s"))
         ],
     ),
-    "the start timeout does not count once all ranks run": History(
-        [*begun(), *well(500.0, 0, 1, 2, 3), *over(500.1)],
-        [(500.1, EndHosts(3.0)), (500.1, Finish())],
-        0,
-        options={"start_timeout_s": 5.0},
+    "the start timeout does not count once all ranks run": begun_history(
+        [*all_well(500.0)], closes(500.1), options={"start_timeout_s": 5.0}
     ),
-    "the stall shutdown time ends a wait in init": History(
-        [*begun(), *init(1.0, 0, 1), *asked(6.2, 0, 1, 2, 3), *over(6.3)],
+    "the stall shutdown time ends a wait in init": begun_history(
+        [*init(1.0, 0, 1), *asked(6.2, 0, 1, 2, 3), *over(6.3)],
         ends(6.0, over_at=6.3),
-        75,
         error=StartTimeout,
         words=(
             (
@@ -292,46 +232,27 @@ INIT = {
         ),
         options={"job": command({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}, a=2, b=2)},
     ),
-    "without a stall check, a wait in init has neither reports nor an end": History(
-        [*begun(), *init(1.0, 0, 1), *init(900.0, 2, 3), *well(999.0, 0, 1, 2, 3), *over(999.1)],
-        [(999.1, EndHosts(3.0)), (999.1, Finish())],
-        0,
+    "without a stall check, a wait in init has neither reports nor an end": begun_history(
+        [*init(1.0, 0, 1), *init(900.0, 2, 3), *all_well(999.0)],
+        closes(999.1),
         options={
             "job": command(
-                {
-                    "HVDLITE_STALL_CHECK_DISABLE": "1",
-                    "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "5",
-                },
+                {"HVDLITE_STALL_CHECK_DISABLE": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "5"},
                 a=2,
                 b=2,
             )
         },
     ),
-    "a warning time that is shorter than 10 s": History(
+    "a warning time that is shorter than 10 s": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2),
-            *seen(
-                2.6,
-                3,
-                0.0,
-                "S",
-                COPIES,
-            ),
-            *seen(
-                3.1,
-                3,
-                0.0,
-                "S",
-                COPIES,
-            ),
+            *seen(2.6, 3, 0.0, "S", COPIES),
+            *seen(3.1, 3, 0.0, "S", COPIES),
             *init(3.5, 3),
             *init(3.6, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(9.0, 0, 1, 2, 3),
-            *over(9.1),
+            *all_well(9.0),
         ],
-        [(2.5, Look((3,))), (3.0, Look((3,), True)), (9.1, EndHosts(3.0)), (9.1, Finish())],
-        0,
+        [*looks(2.5, 3), *closes(9.1)],
         says=[
             (
                 3.1,
@@ -346,9 +267,8 @@ INIT = {
         ],
         options={"job": command({"HVDLITE_STALL_CHECK_TIME_SECONDS": "2"}, a=2, b=2)},
     ),
-    "init raises an error on a rank, which goes on": History(
+    "init raises an error on a rank, which goes on": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.5, 3, kind=INIT_FAILED),
             *seen(10.6, 3, state="T"),
@@ -357,8 +277,7 @@ INIT = {
             *asked(17.1, 0, 1, 2),
             *over(17.2),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), *ends(17.0, over_at=17.2)],
-        73,
+        [*looks(10.5, 3), *ends(17.0, over_at=17.2)],
         error=MpirunFailed,
         words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
         says=[
@@ -372,18 +291,15 @@ INIT = {
             )
         ],
     ),
-    "init raises an error on a rank whose host does not answer then": History(
+    "init raises an error on a rank whose host does not answer then": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.5, 3, kind=INIT_FAILED),
             *init(20.0, 3),
             *init(20.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
-        0,
+        [*looks(10.5, 3), *closes(40.1)],
         says=[
             (
                 16.0,
@@ -395,75 +311,44 @@ INIT = {
             (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
         ],
     ),
-    "init raises an error on the rank that waits: nobody says that all have come": History(
-        [
-            *begun(),
-            *init(1.0, 0),
-            *init(20.0, 0, kind=INIT_FAILED),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
-        ],
-        [
-            (10.5, Look((1, 2, 3))),
-            (11.0, Look((1, 2, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
-        0,
+    "init raises an error on the rank that waits: nobody says that all have come": begun_history(
+        [*init(1.0, 0), *init(20.0, 0, kind=INIT_FAILED), *all_well(40.0)],
+        [*looks(10.5, 1, 2, 3), *closes(40.1)],
         says=[(16.0, "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it")],
     ),
-    "a rank calls init again, and the others have not": History(
+    "a rank calls init again, and the others have not": begun_history(
         [
-            *begun(),
             *init(1.0, 0, 1, 2, 3),
             *init(1.5, 0, 1, 2, 3, kind=INIT_DONE),
             *init(20.0, 2),
             *init(36.0, 0, 1, 3),
             *init(36.1, 0, 1, 2, 3, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [
-            (29.5, Look((0, 1, 3))),
-            (30.0, Look((0, 1, 3), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
-        0,
+        [*looks(29.5, 0, 1, 3), *closes(40.1)],
         says=[
             (35.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
             (36.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
         ],
     ),
-    "MPI shows the beginning of MPI_Init, and the program calls init later": History(
-        [
-            *begun(),
-            *in_mpi(1.0, 0, 1, 2, 3),
-            *init(2.0, 0),
-            *well(3.0, 1),
-            *asked(6.1, 0, 2, 3),
-            *over(6.2),
-        ],
+    "MPI shows the beginning of MPI_Init, and the program calls init later": begun_history(
+        [*in_mpi(1.0, 0, 1, 2, 3), *init(2.0, 0), *well(3.0, 1), *asked(6.1, 0, 2, 3), *over(6.2)],
         ends(6.0, over_at=6.2),
-        73,
         error=MpirunFailed,
         words=(
             "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
         ),
     ),
-    "ranks wait in MPI_Init for one that comes late": History(
+    "ranks wait in MPI_Init for one that comes late": begun_history(
         [
-            *begun(),
             *in_mpi(1.0, 0, 1, 2),
             *seen(10.6, 3),
             *seen(11.1, 3, why="it has not imported hvdlite"),
             *in_mpi(15.0, 3),
             *((39.0, RankLeftMpi(rank)) for rank in range(4)),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
+            *all_well(40.0),
         ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
-        0,
+        [*looks(10.5, 3), *closes(40.1)],
         says=[
             (
                 11.1,
@@ -475,16 +360,9 @@ INIT = {
             (15.0, "hvdrun: all ranks are in MPI_Init, after 14.0 s"),
         ],
     ),
-    "a rank that can't tell comes to init": History(
-        [
-            *begun(),
-            *init(1.0, 0, 1, 2),
-            *init(17.0, 0, 1, 2, kind=INIT_DONE),
-            *well(40.0, 0, 1, 2, 3),
-            *over(40.1),
-        ],
-        [(10.5, Look((3,))), (11.0, Look((3,), True)), (40.1, EndHosts(3.0)), (40.1, Finish())],
-        0,
+    "a rank that can't tell comes to init": begun_history(
+        [*init(1.0, 0, 1, 2), *init(17.0, 0, 1, 2, kind=INIT_DONE), *all_well(40.0)],
+        [*looks(10.5, 3), *closes(40.1)],
         says=[
             (16.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
             (17.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
@@ -499,13 +377,7 @@ INIT = {
             *well(40.0, *range(46)),
             *over(40.1),
         ],
-        [
-            (10.5, Look(tuple(range(1, 33)))),
-            (11.0, Look(tuple(range(1, 33)), True)),
-            (40.1, EndHosts(3.0)),
-            (40.1, Finish()),
-        ],
-        0,
+        [(10.5, Look(tuple(range(1, 33)))), (11.0, Look(tuple(range(1, 33)), True)), *closes(40.1)],
         says=[
             (
                 16.0,

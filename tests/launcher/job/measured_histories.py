@@ -1,11 +1,11 @@
 """Histories of ranks that tell what they have measured."""
 
-from hvdrun.job.actions import Answer, EndHosts, Finish
-from hvdrun.job.events import MetricsAsked, RankEnded, RankSaid
+from hvdrun.job.actions import Answer
+from hvdrun.job.events import MetricsAsked, RankSaid
 from hvdrun.machine import notes
 from hvdrun.records import Record
 from hvdrun.reports.late import so_far
-from tests.launcher.job.histories import History, asked, begun, ends, over, well
+from tests.launcher.job.histories import all_well, asked, begun_history, closes, ended, ends, over
 
 MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
 MEASURED_LINE = (
@@ -13,24 +13,20 @@ MEASURED_LINE = (
 )
 
 MEASURED_BY_RANKS = {
-    "ranks send what they have measured, and one sends nonsense": History(
+    "ranks send what they have measured, and one sends nonsense": begun_history(
         [
-            *begun(),
             (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
             (1.9, RankSaid(2, notes.SUMMARY, b'{"steps": 3}')),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
+            *all_well(2.0),
         ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
+        closes(2.1),
         words=(MEASURED_LINE,),
     ),
-    "a rank fails after ranks have sent what they have measured": History(
+    "a rank fails after ranks have sent what they have measured": begun_history(
         [
-            *begun(),
             (1.8, RankSaid(0, notes.SUMMARY, MEASURED.replace(b"3", b"21"))),
             (9.9, RankSaid(2, notes.SUMMARY, MEASURED)),
-            (10.0, RankEnded(1, "code 4", 10.0)),
+            ended(10.0, 1, "code 4"),
             *asked(10.1, 0, 2, 3),
             *over(10.2),
         ],
@@ -43,11 +39,10 @@ MEASURED_BY_RANKS = {
             "rank 1 on a ended with exit code 4",
         ),
     ),
-    "a rank fails before there are steps that can be compared": History(
+    "a rank fails before there are steps that can be compared": begun_history(
         [
-            *begun(),
             (1.8, RankSaid(0, notes.SUMMARY, MEASURED)),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             *asked(2.1, 0, 2, 3),
             *over(2.2),
         ],
@@ -56,22 +51,18 @@ MEASURED_BY_RANKS = {
         culprit=1,
         lacks=("steps",),
     ),
-    "somebody asks how the ranks fare": History(
+    "somebody asks how the ranks fare": begun_history(
         [
-            *begun(),
             (1.8, MetricsAsked(4)),
             (1.9, RankSaid(0, notes.SUMMARY, MEASURED)),
             (1.9, MetricsAsked(5)),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
+            *all_well(2.0),
         ],
         [
             (1.8, Answer(4, so_far({}, 4, str))),
             (1.9, Answer(5, so_far({0: Record(3, 2, 1)}, 4, lambda rank: "a"))),
-            (2.1, EndHosts(3.0)),
-            (2.1, Finish()),
+            *closes(2.1),
         ],
-        0,
         words=(MEASURED_LINE,),
     ),
 }

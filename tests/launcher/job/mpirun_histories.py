@@ -1,22 +1,16 @@
 """Histories of mpirun: it fails, hangs or ends early."""
 
-from hvdrun.errors import (
-    MpirunFailed,
-)
+from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndAll, EndHosts, Finish
-from hvdrun.job.events import (
-    HostEnded,
-    KeepersHere,
-    MpirunEnded,
-    MpirunOutputEnded,
-    MpirunSaid,
-    RankEnded,
-)
+from hvdrun.job.events import HostEnded, KeepersHere, MpirunEnded, MpirunOutputEnded, MpirunSaid
 from tests.launcher.job.histories import (
     KILL,
     History,
+    all_well,
     asked,
-    begun,
+    begun_history,
+    closes,
+    ended,
     ends,
     over,
     well,
@@ -29,8 +23,7 @@ MPIRUN = {
             (0.2, MpirunEnded(213)),
             (0.2, MpirunOutputEnded()),
         ],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
-        73,
+        closes(0.2),
         error=MpirunFailed,
         words=(
             "[mpirun] no such option",
@@ -44,8 +37,7 @@ MPIRUN = {
             (0.2, MpirunEnded(213)),
             (0.2, MpirunOutputEnded()),
         ],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
-        73,
+        closes(0.2),
         error=MpirunFailed,
         words=(
             "[mpirun] no such option",
@@ -54,48 +46,38 @@ MPIRUN = {
     ),
     "mpirun prints an empty line and fails": History(
         [(0.1, MpirunSaid(b"\n")), (0.2, MpirunEnded(1)), (0.2, MpirunOutputEnded())],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
-        73,
+        closes(0.2),
         error=MpirunFailed,
         words=("could not start the job (exit code 1): it printed nothing",),
     ),
     "mpirun fails and prints nothing": History(
         [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
-        [(0.2, EndHosts(3.0)), (0.2, Finish())],
-        73,
+        closes(0.2),
         error=MpirunFailed,
         words=("could not start the job (signal 11): it printed nothing",),
     ),
     "mpirun is told to do something else": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
-        [(0.9, EndHosts(3.0)), (0.9, Finish())],
-        0,
+        closes(0.9),
         says=[(0.6, "[mpirun] mpirun 5")],
     ),
     "mpirun's words come at once with --verbose": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
-        [(0.9, EndHosts(3.0)), (0.9, Finish())],
-        0,
+        closes(0.9),
         says=[(0.1, "[mpirun] mpirun 5")],
         options={"verbose": True},
     ),
-    "mpirun's words about a rank's failure are not shown": History(
-        [
-            *begun(),
-            (2.0, MpirunSaid(b"BAD TERMINATION\n")),
-            (2.1, RankEnded(1, "code 4", 2.0)),
-            *over(9.0),
-        ],
+    "mpirun's words about a rank's failure are not shown": begun_history(
+        [(2.0, MpirunSaid(b"BAD TERMINATION\n")), ended(2.1, 1, "code 4", by=2.0), *over(9.0)],
         ends(2.1),
         4,
         culprit=1,
     ),
-    "a host's words come after mpirun's end": History(
+    "a host's words come after mpirun's end": begun_history(
         [
-            *begun(),
             (2.0, MpirunEnded(1)),
             (2.0, MpirunOutputEnded()),
-            (3.5, RankEnded(2, "code 7", 1.9)),
+            ended(3.5, 2, "code 7", by=1.9),
             (3.6, HostEnded("b", "", 1)),
             (3.6, KeepersHere(0)),
         ],
@@ -103,23 +85,20 @@ MPIRUN = {
         7,
         culprit=2,
     ),
-    "a host's words come more than 2 s after mpirun's end": History(
+    "a host's words come more than 2 s after mpirun's end": begun_history(
         [
-            *begun(),
             (2.0, MpirunEnded(1)),
             (2.0, MpirunOutputEnded()),
-            (4.5, RankEnded(2, "code 7", 1.9)),
+            ended(4.5, 2, "code 7", by=1.9),
             (4.6, HostEnded("b", "", 1)),
             (4.6, KeepersHere(0)),
         ],
         [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.6, Finish())],
-        73,
         error=MpirunFailed,
         words=("mpirun ended the job (exit code 1) while rank 0 on a was running",),
     ),
-    "mpirun ends with 0 while ranks have not reported": History(
+    "mpirun ends with 0 while ranks have not reported": begun_history(
         [
-            *begun(),
             (2.0, MpirunEnded(0)),
             (2.0, MpirunOutputEnded()),
             *asked(4.1, 0, 1, 2, 3),
@@ -127,45 +106,27 @@ MPIRUN = {
             (4.2, KeepersHere(0)),
         ],
         [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.2, Finish())],
-        73,
         error=MpirunFailed,
         words=("mpirun ended the job (exit code 0) while rank 0 on a was running",),
     ),
-    "mpirun ends, and its daemon keeps its output open": History(
+    "mpirun ends, and its daemon keeps its output open": begun_history(
         [
-            *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            *over(1.1)[:-1],
+            *all_well(1.0)[:-1],
             (1.5, MpirunSaid(b"[a:1] a daemon's line\n")),
             (1.6, MpirunOutputEnded()),
         ],
         [(1.1, EndHosts(3.0)), (1.6, Finish())],
-        0,
     ),
-    "mpirun closes its output, and ends later": History(
-        [
-            *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            (1.0, MpirunOutputEnded()),
-            *over(1.5)[:-1],
-        ],
-        [(1.5, EndHosts(3.0)), (1.5, Finish())],
-        0,
+    "mpirun closes its output, and ends later": begun_history(
+        [*well(1.0, 0, 1, 2, 3), (1.0, MpirunOutputEnded()), *over(1.5)[:-1]], closes(1.5)
     ),
-    "keepers of this host are there after mpirun and the other host": History(
-        [
-            *begun(),
-            *well(1.0, 0, 1, 2, 3),
-            *over(1.1)[1:],
-            (1.7, KeepersHere(0)),
-        ],
+    "keepers of this host are there after mpirun and the other host": begun_history(
+        [*well(1.0, 0, 1, 2, 3), *over(1.1)[1:], (1.7, KeepersHere(0))],
         [(1.1, EndHosts(3.0)), (1.7, Finish())],
-        0,
     ),
-    "mpirun is not helped while a keeper of this host is there": History(
+    "mpirun is not helped while a keeper of this host is there": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             (2.1, HostEnded("b", "", 1)),
             *over(4.0, 1)[:1],
             *over(4.1, 1)[2:],
@@ -174,41 +135,29 @@ MPIRUN = {
         4,
         culprit=1,
     ),
-    "mpirun is not helped while another host is there": History(
-        [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            (2.1, KeepersHere(0)),
-            *over(4.0, 1)[1:],
-        ],
+    "mpirun is not helped while another host is there": begun_history(
+        [ended(2.0, 1, "code 4"), (2.1, KeepersHere(0)), *over(4.0, 1)[1:]],
         ends(2.0, over_at=4.0),
         4,
         culprit=1,
     ),
-    "mpirun's words come with --verbose also while the job is being ended": History(
-        [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            (2.1, MpirunSaid(b"BAD TERMINATION\n")),
-            *over(2.2, 1),
-        ],
+    "mpirun's words come with --verbose also while the job is being ended": begun_history(
+        [ended(2.0, 1, "code 4"), (2.1, MpirunSaid(b"BAD TERMINATION\n")), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
         says=[(2.1, "[mpirun] BAD TERMINATION")],
         options={"verbose": True},
     ),
-    "mpirun is killed": History(
+    "mpirun is killed": begun_history(
         [
-            *begun(),
             *well(1.0, 0),
-            (2.0, RankEnded(1, "late signal 15", 2.0)),
-            (2.0, RankEnded(2, "late signal 15", 2.0)),
-            (2.0, RankEnded(3, "late signal 15", 2.0)),
+            ended(2.0, 1, "late signal 15"),
+            ended(2.0, 2, "late signal 15"),
+            ended(2.0, 3, "late signal 15"),
             *over(2.1, -KILL),
         ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        73,
+        closes(2.1),
         error=MpirunFailed,
         words=("rank 0 on a ended with exit code 0 after 1.0 s, in mid-job",),
     ),

@@ -1,12 +1,7 @@
 """Histories of ranks that fail, are killed, or end with 0 while others run."""
 
-from hvdrun.errors import (
-    CommandNotFound,
-    HostLost,
-    LacksResource,
-    MpirunFailed,
-)
-from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
+from hvdrun.errors import CommandNotFound, HostLost, LacksResource, MpirunFailed
+from hvdrun.job.actions import Finish, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
@@ -27,9 +22,13 @@ from tests.launcher.job.histories import (
     LOST_A_PEER,
     TERM,
     History,
+    all_well,
     asked,
     begun,
+    begun_history,
+    closes,
     command,
+    ended,
     ends,
     in_mpi,
     over,
@@ -50,15 +49,11 @@ def placed(*hosts):
 
 RANKS = {
     "all ranks start where they were planned, and end with 0": History(
-        [*placed("", "", "b", "b"), *well(2.0, 0, 1, 2, 3), *over(2.1)],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
-        options=PLACED,
+        [*placed("", "", "b", "b"), *all_well(2.0)], closes(2.1), options=PLACED
     ),
     "MPI starts all ranks on one host": History(
         [*placed("", "", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
         ends(0.1, over_at=0.3),
-        73,
         error=MpirunFailed,
         words=("mpirun has started ranks 2-3 on a instead of b;", TAKEN_FOR_ANOTHER),
         options=PLACED,
@@ -66,7 +61,6 @@ RANKS = {
     "MPI takes the hosts for each other": History(
         [*placed("b", "b", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
         ends(0.1, over_at=0.3),
-        73,
         error=MpirunFailed,
         words=("ranks 0-1 on b instead of a, ranks 2-3 on a instead of b;",),
         options=PLACED,
@@ -77,36 +71,24 @@ RANKS = {
             (0.05, HostConnected("b")),
             (0.05, HostShares("b")),
             *((0.1, RankStarted(rank)) for rank in range(4)),
-            *well(2.0, 0, 1, 2, 3),
-            *over(2.1),
+            *all_well(2.0),
         ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
+        closes(2.1),
         options=PLACED,
     ),
-    "all ranks end with 0": History(
-        [*begun(), *well(2.0, 0, 1, 2, 3), *over(2.1)],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
-    ),
-    "a rank fails, and the others are ended": History(
-        [
-            *begun(),
-            (2.1, RankEnded(3, "code 3", 2.0)),
-            *asked(2.2, 0, 1, 2),
-            *over(2.5, 1),
-        ],
+    "all ranks end with 0": begun_history([*all_well(2.0)], closes(2.1)),
+    "a rank fails, and the others are ended": begun_history(
+        [ended(2.1, 3, "code 3", by=2.0), *asked(2.2, 0, 1, 2), *over(2.5, 1)],
         ends(2.1, over_at=2.5),
         3,
         culprit=3,
         words=("rank 3 on b ended with exit code 3 after 2.0 s", "the other 3 ranks were ended"),
     ),
-    "the words of the host that failed first come last": History(
+    "the words of the host that failed first come last": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(0, "code 1", 2.0)),
+            ended(2.0, 0, "code 1"),
             *asked(2.1, 1),
-            (2.4, RankEnded(2, "signal 9", 1.9)),
+            ended(2.4, 2, "signal 9", by=1.9),
             *asked(2.5, 3),
             *over(2.6, 1),
         ],
@@ -115,11 +97,10 @@ RANKS = {
         culprit=2,
         words=("rank 2 on b was ended by SIGKILL",),
     ),
-    "two ranks fail within milliseconds": History(
+    "two ranks fail within milliseconds": begun_history(
         [
-            *begun(),
-            (2.004, RankEnded(0, "code 5", 2.003)),
-            (2.005, RankEnded(3, "code 6", 2.001)),
+            ended(2.004, 0, "code 5", by=2.003),
+            ended(2.005, 3, "code 6", by=2.001),
             *asked(2.1, 1, 2),
             *over(2.2),
         ],
@@ -127,23 +108,16 @@ RANKS = {
         6,
         culprit=3,
     ),
-    "two ranks fail at the same time": History(
-        [
-            *begun(),
-            (2.0, RankEnded(3, "code 6", 2.0)),
-            (2.0, RankEnded(1, "code 5", 2.0)),
-            *asked(2.1, 0, 2),
-            *over(2.2),
-        ],
+    "two ranks fail at the same time": begun_history(
+        [ended(2.0, 3, "code 6"), ended(2.0, 1, "code 5"), *asked(2.1, 0, 2), *over(2.2)],
         ends(2.0, over_at=2.2),
         5,
         culprit=1,
     ),
-    "a rank that MPI had ended before is a consequence": History(
+    "a rank that MPI had ended before is a consequence": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(0, "late signal 15", 2.0)),
-            (2.2, RankEnded(3, "code 6", 2.1)),
+            ended(2.0, 0, "late signal 15"),
+            ended(2.2, 3, "code 6", by=2.1),
             *asked(2.3, 1, 2),
             *over(2.4),
         ],
@@ -151,8 +125,8 @@ RANKS = {
         6,
         culprit=3,
     ),
-    "the kernel is out of memory": History(
-        [*begun(), (2.0, RankEnded(1, "oom 9", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2)],
+    "the kernel is out of memory": begun_history(
+        [ended(2.0, 1, "oom 9"), *asked(2.1, 0, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         137,
         culprit=1,
@@ -160,9 +134,8 @@ RANKS = {
             "rank 1 on a was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer",
         ),
     ),
-    "a rank dies beside a full /dev/shm": History(
+    "a rank dies beside a full /dev/shm": begun_history(
         [
-            *begun(),
             (2.0, RankEnded(1, f"shm 7 {63 << 20}/{64 << 20}", 2.0)),
             *asked(2.1, 0, 2, 3),
             *over(2.2),
@@ -177,46 +150,31 @@ RANKS = {
             "--shm-size=1g",
         ),
     ),
-    "a keeper is killed": History(
-        [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
+    "a keeper is killed": begun_history(
+        [(2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         137,
         culprit=0,
         words=("rank 0 on a was ended by SIGKILL",),
     ),
-    "a keeper sends nonsense": History(
-        [
-            *begun(),
-            (2.0, KeeperGone(2, "a message of 1073741824 bytes")),
-            *asked(2.1, 0, 1, 3),
-            *over(2.2),
-        ],
+    "a keeper sends nonsense": begun_history(
+        [(2.0, KeeperGone(2, "a message of 1073741824 bytes")), *asked(2.1, 0, 1, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
-        72,
         error=HostLost,
         words=("the keeper of rank 2 on b sent a message of 1073741824 bytes, which hvdrun",),
     ),
-    "a keeper ends after its rank": History(
-        [
-            *begun(),
-            *well(2.0, 0, 1, 2, 3),
-            *((2.0, KeeperGone(r)) for r in range(4)),
-            *over(2.1),
-        ],
-        [(2.1, EndHosts(3.0)), (2.1, Finish())],
-        0,
+    "a keeper ends after its rank": begun_history(
+        [*well(2.0, 0, 1, 2, 3), *((2.0, KeeperGone(r)) for r in range(4)), *over(2.1)], closes(2.1)
     ),
-    "the program is not there": History(
-        [*begun(), (0.2, RankEnded(2, "missing 2", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+    "the program is not there": begun_history(
+        [ended(0.2, 2, "missing 2"), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
-        69,
         error=CommandNotFound,
         words=("'train.py' was not found on b (rank 2)",),
     ),
-    "an agent can't start its rank": History(
-        [*begun(), (0.2, RankEnded(2, "lacks 11", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
+    "an agent can't start its rank": begun_history(
+        [ended(0.2, 2, "lacks 11"), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
-        76,
         error=LacksResource,
         words=("rank 2 was not started: hvdrun on b can't start any more processes or threads;",),
     ),
@@ -226,60 +184,48 @@ RANKS = {
             (0.5, MpirunEnded(186)),
             (0.5, MpirunOutputEnded()),
         ],
-        [(0.5, EndHosts(3.0)), (0.5, Finish())],
-        76,
+        closes(0.5),
         error=LacksResource,
         words=("mpirun can't open any more files; raise that limit (`ulimit -n 4096`;",),
         options={"job": command(a=2)},
     ),
-    "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
-        [*begun(), *over(2.0, 7)],
-        [(2.0, EndHosts(3.0)), (2.0, Finish())],
+    "a rank calls MPI_Abort under MPICH, which kills all without their codes": begun_history(
+        [*over(2.0, 7)],
+        closes(2.0),
         7,
         culprit=2,
         options={"tails": {0: b"fine\n", 2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
     ),
-    "a rank fails, and another one's words are those of an abort": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(2.1, 0, 2, 3), *over(2.2, 1)],
+    "a rank fails, and another one's words are those of an abort": begun_history(
+        [ended(2.0, 1, "code 4"), *asked(2.1, 0, 2, 3), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
         options={"tails": {2: b"Abort(7) on node 2 (rank 2 in comm 0)\n"}},
     ),
-    "two ranks fail, and say the same": History(
-        [
-            *begun(),
-            (2.0, RankEnded(0, "code 1", 2.0)),
-            (2.1, RankEnded(2, "code 1", 2.1)),
-            *asked(2.2, 1, 3),
-            *over(2.3, 1),
-        ],
+    "two ranks fail, and say the same": begun_history(
+        [ended(2.0, 0, "code 1"), ended(2.1, 2, "code 1"), *asked(2.2, 1, 3), *over(2.3, 1)],
         ends(2.0, over_at=2.3),
         1,
         culprit=0,
         words=("its last lines on stderr (the same on ranks 0,2):\n    no disk",),
         options={"tails": {0: b"no disk\n", 1: b"fine\n", 2: b"no disk\n"}},
     ),
-    "ranks ignore TERM": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
+    "ranks ignore TERM": begun_history(
+        [ended(2.0, 1, "code 4"), *asked(5.1, 0, 2, 3), *over(5.2, 1)],
         ends(2.0, over_at=5.2),
         4,
         culprit=1,
     ),
-    "neither ranks nor mpirun end": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0))],
-        [
-            *ends(2.0),
-            (6.0, SignalMpirun(TERM)),
-            (7.0, Finish()),
-        ],
+    "neither ranks nor mpirun end": begun_history(
+        [ended(2.0, 1, "code 4")],
+        [*ends(2.0), (6.0, SignalMpirun(TERM)), (7.0, Finish())],
         4,
         culprit=1,
     ),
-    "mpirun does not end though the ranks have": History(
+    "mpirun does not end though the ranks have": begun_history(
         [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
+            ended(2.0, 1, "code 4"),
             *asked(2.1, 0, 2, 3),
             *((2.2, event) for event in (KeepersHere(0), HostEnded("b", "", 0))),
             (2.75, MpirunEnded(-TERM)),
@@ -301,99 +247,74 @@ LEFT = {
             *well(6.0, 1, 2, 3),
             *over(6.1),
         ],
-        [(6.1, EndHosts(3.0)), (6.1, Finish())],
-        0,
+        closes(6.1),
     ),
-    "a rank ends with 0, and others run on": History(
-        [*begun(), *well(1.0, 0), *well(200.0, 1, 2, 3), *over(200.1)],
-        [(200.1, EndHosts(3.0)), (200.1, Finish())],
-        0,
+    "a rank ends with 0, and others run on": begun_history(
+        [*well(1.0, 0), *well(200.0, 1, 2, 3), *over(200.1)],
+        closes(200.1),
         says=[(61.0, "hvdrun: rank 0 on a ended with exit code 0 1 min 00 s ago, and 3 other")],
     ),
-    "os._exit(0) in mid-job": History(
-        [
-            *begun(),
-            *in_mpi(0.5, 0, 1, 2, 3),
-            *well(5.0, 1),
-            *asked(8.1, 0, 2, 3),
-            *over(8.2),
-        ],
+    "os._exit(0) in mid-job": begun_history(
+        [*in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *asked(8.1, 0, 2, 3), *over(8.2)],
         ends(8.0, over_at=8.2),
-        73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
     ),
-    "two ranks leave in mid-job, and the second puts off the end": History(
-        [
-            *begun(),
-            *in_mpi(0.5, 0, 1, 2, 3),
-            *well(5.0, 1),
-            *well(7.0, 0),
-            *asked(10.1, 2, 3),
-            *over(10.2),
-        ],
+    "two ranks leave in mid-job, and the second puts off the end": begun_history(
+        [*in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.0, 0), *asked(10.1, 2, 3), *over(10.2)],
         ends(10.0, over_at=10.2),
-        73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
     ),
-    "a rank leaves while no rank that runs is in MPI": History(
+    "a rank leaves while no rank that runs is in MPI": begun_history(
         [
-            *begun(),
             *in_mpi(0.5, 0, 2),
             *well(1.0, 0),
-            (1.1, RankEnded(2, "late signal 15", 1.1)),
+            ended(1.1, 2, "late signal 15"),
             *well(10.0, 1, 3),
             *over(10.1, 1),
         ],
-        [(10.1, EndHosts(3.0)), (10.1, Finish())],
-        73,
+        closes(10.1),
         error=MpirunFailed,
         words=("ended with exit code 0 after 10.0 s, in mid-job",),
     ),
-    "os._exit(0) in mid-job, which Open MPI notices": History(
-        [*begun(), *well(5.0, 1), (5.1, IMPROPER), *well(5.2, 0), *over(5.3, 1)],
-        [(5.3, EndHosts(3.0)), (5.3, Finish())],
-        73,
+    "os._exit(0) in mid-job, which Open MPI notices": begun_history(
+        [*well(5.0, 1), (5.1, IMPROPER), *well(5.2, 0), *over(5.3, 1)],
+        closes(5.3),
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
     ),
-    "os._exit(0) in mid-job, of which an MPI crashes in another rank": History(
+    "os._exit(0) in mid-job, of which an MPI crashes in another rank": begun_history(
         [
-            *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             *well(5.0, 1),
-            (5.5, RankEnded(2, "signal 11", 5.4)),
+            ended(5.5, 2, "signal 11", by=5.4),
             *over(5.6, 1),
         ],
         ends(5.5, over_at=5.6),
-        73,
         error=MpirunFailed,
         words=(
             "rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",
             "hvdrun: rank 1 had left when rank 2 on b was ended by SIGSEGV",
         ),
     ),
-    "os._exit(0) in mid-job, of which Open MPI ends two ranks and tells one": History(
+    "os._exit(0) in mid-job, of which Open MPI ends two ranks and tells one": begun_history(
         [
-            *begun(),
             *well(5.0, 1),
             (5.1, LOST_A_PEER),
-            (5.2, RankEnded(2, "code 14", 5.1)),
-            (5.2, RankEnded(0, "code 14", 5.2)),
+            ended(5.2, 2, "code 14", by=5.1),
+            ended(5.2, 0, "code 14"),
             *over(5.3, 1),
         ],
         ends(5.2, over_at=5.3),
-        73,
         error=MpirunFailed,
         words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
     ),
-    "a rank ends by itself as others do that lost it": History(
+    "a rank ends by itself as others do that lost it": begun_history(
         [
-            *begun(),
             (5.1, LOST_A_PEER),
-            (5.2, RankEnded(2, "code 14", 5.0)),
-            (5.2, RankEnded(0, "code 14", 5.2)),
+            ended(5.2, 2, "code 14", by=5.0),
+            ended(5.2, 0, "code 14"),
             *over(5.3, 1),
         ],
         ends(5.2, over_at=5.3),
@@ -401,14 +322,8 @@ LEFT = {
         culprit=2,
         words=("rank 2 on b ended with exit code 14",),
     ),
-    "a rank is killed after os._exit(0) of another": History(
-        [
-            *begun(),
-            *in_mpi(0.5, 0, 1, 2, 3),
-            *well(5.0, 1),
-            (5.5, RankEnded(2, "signal 9", 5.4)),
-            *over(5.6, 1),
-        ],
+    "a rank is killed after os._exit(0) of another": begun_history(
+        [*in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), ended(5.5, 2, "signal 9", by=5.4), *over(5.6, 1)],
         ends(5.5, over_at=5.6),
         137,
         culprit=2,
@@ -417,11 +332,10 @@ LEFT = {
             "hvdrun: rank 1 on a had ended with exit code 0 after 5.0 s",
         ),
     ),
-    "a rank crashes, and another one ends with 0 because of that": History(
+    "a rank crashes, and another one ends with 0 because of that": begun_history(
         [
-            *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
-            (5.5, RankEnded(2, "signal 11", 5.0)),
+            ended(5.5, 2, "signal 11", by=5.0),
             *well(5.4, 1),
             *over(5.6, 1),
         ],
@@ -430,30 +344,24 @@ LEFT = {
         culprit=2,
         words=("rank 2 on b was ended by SIGSEGV",),
     ),
-    "a rank fails with words after os._exit(0) of another": History(
-        [
-            *begun(),
-            *in_mpi(0.5, 0, 1, 2, 3),
-            *well(5.0, 1),
-            (5.5, RankEnded(2, "code 1", 5.4)),
-            *over(5.6, 1),
-        ],
+    "a rank fails with words after os._exit(0) of another": begun_history(
+        [*in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), ended(5.5, 2, "code 1", by=5.4), *over(5.6, 1)],
         ends(5.5, over_at=5.6),
         1,
         culprit=2,
         words=("rank 2 on b ended with exit code 1",),
         options={"tails": {2: b"ValueError: no such file\n"}},
     ),
-    "a rank fails of another that left": History(
-        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+    "a rank fails of another that left": begun_history(
+        [*well(5.0, 1), ended(5.5, 2, "code 9", by=5.4), *over(5.6)],
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
         words=("rank 2 on b ended with exit code 9", "rank 1 on a had ended with exit code 0"),
         options={"tails": {2: b"hvdlite.errors.HorovodInternalError: rank 1 on a has left\n"}},
     ),
-    "a rank fails by itself, after another ended with 0": History(
-        [*begun(), *well(5.0, 1), (5.5, RankEnded(2, "code 9", 5.4)), *over(5.6)],
+    "a rank fails by itself, after another ended with 0": begun_history(
+        [*well(5.0, 1), ended(5.5, 2, "code 9", by=5.4), *over(5.6)],
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
@@ -461,26 +369,22 @@ LEFT = {
         options={"tails": {2: b"ValueError: no such file\n"}},
         lacks=("had ended with exit code 0",),
     ),
-    "all leave with 0 in mid-job": History(
-        [*begun(), *in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.9, 0, 2, 3), *over(8.0)],
+    "all leave with 0 in mid-job": begun_history(
+        [*in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.9, 0, 2, 3), *over(8.0)],
         ends(7.9, grace_s=0, over_at=8.0),
-        0,
     ),
-    "ranks end with 0 after MPI_Finalize, seconds apart": History(
+    "ranks end with 0 after MPI_Finalize, seconds apart": begun_history(
         [
-            *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             *((5.0, RankLeftMpi(rank)) for rank in range(4)),
             *well(5.0, 0, 1, 2),
             *well(30.0, 3),
             *over(30.1),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
+        closes(30.1),
     ),
-    "a rank ends with 0 after MPI_Finalize while others are still in MPI": History(
+    "a rank ends with 0 after MPI_Finalize while others are still in MPI": begun_history(
         [
-            *begun(),
             *in_mpi(0.5, 0, 1, 2, 3),
             (5.0, RankLeftMpi(0)),
             *well(5.0, 0),
@@ -488,17 +392,15 @@ LEFT = {
             *well(30.0, 1, 2, 3),
             *over(30.1),
         ],
-        [(30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
+        closes(30.1),
     ),
-    "mpirun does not end though all ranks have ended with 0": History(
-        [*begun(), *well(2.0, 0, 1, 2, 3), (2.1, KeepersHere(0)), (2.1, HostEnded("b", "", 0))],
+    "mpirun does not end though all ranks have ended with 0": begun_history(
+        [*well(2.0, 0, 1, 2, 3), (2.1, KeepersHere(0)), (2.1, HostEnded("b", "", 0))],
         [
             *ends(12.0, grace_s=0),
             (12.5, SignalMpirun(TERM)),
             (13.5, SignalMpirun(KILL)),
             (14.0, Finish()),
         ],
-        0,
     ),
 }

@@ -1,19 +1,18 @@
 """Histories of signals to hvdrun: those that end the job, and those that are passed on."""
 
-from hvdrun.job.actions import EndHosts, Finish, PassOn, SignalMpirun
+from hvdrun.job.actions import Finish, PassOn, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
     HostEnded,
     Interrupted,
     MpirunEnded,
     MpirunOutputEnded,
-    RankEnded,
     RankSignalled,
     ReaderLeft,
     ToPassOn,
     ToStop,
 )
-from hvdrun.plan.schedulers.nodes import allocation
+from hvdrun.plan.schedulers.scheduler import allocation
 from tests.launcher.job.histories import (
     HUP,
     INT,
@@ -21,42 +20,45 @@ from tests.launcher.job.histories import (
     TERM,
     USR1,
     History,
+    all_well,
     asked,
     begun,
+    begun_history,
+    closes,
+    ended,
     ends,
     over,
     well,
 )
 
 USER = {
-    "Ctrl-C": History(
-        [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+    "Ctrl-C": begun_history(
+        [(2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
         ends(2.0, over_at=2.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end")],
     ),
-    "Ctrl-C, after which ranks end with codes of their own": History(
+    "Ctrl-C, after which ranks end with codes of their own": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(INT)),
-            (2.1, RankEnded(0, "asked code 130", 2.1)),
-            (2.1, RankEnded(1, "asked code 1", 2.1)),
-            (2.1, RankEnded(2, "asked signal 2", 2.1)),
-            (4.1, RankEnded(3, "asked code 0", 2.1)),
+            ended(2.1, 0, "asked code 130"),
+            ended(2.1, 1, "asked code 1"),
+            ended(2.1, 2, "asked signal 2"),
+            ended(4.1, 3, "asked code 0", by=2.1),
             *over(4.2, 1),
         ],
         ends(2.0, over_at=4.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: ")],
     ),
-    "Ctrl-C, which ranks and mpirun ignore": History(
-        [*begun(), (2.0, Interrupted(INT))],
+    "Ctrl-C, which ranks and mpirun ignore": begun_history(
+        [(2.0, Interrupted(INT))],
         [*ends(2.0, first=INT), (8.0, SignalMpirun(TERM)), (9.0, Finish())],
         130,
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 3 s to end")],
     ),
-    "Ctrl-C with --grace-period": History(
-        [*begun(), (2.0, Interrupted(INT)), *asked(12.0, 0, 1, 2, 3), *over(12.1, 1)],
+    "Ctrl-C with --grace-period": begun_history(
+        [(2.0, Interrupted(INT)), *asked(12.0, 0, 1, 2, 3), *over(12.1, 1)],
         ends(2.0, 15.0, over_at=12.1, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: the 4 ranks have 15 s to end")],
@@ -68,15 +70,15 @@ USER = {
         130,
         says=[(0.2, "hvdrun: Ctrl-C: no rank is running; the job ends")],
     ),
-    "Ctrl-C with --grace-period 0": History(
-        [*begun(), (2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+    "Ctrl-C with --grace-period 0": begun_history(
+        [(2.0, Interrupted(INT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
         ends(2.0, 0.0, over_at=2.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: killing everything now")],
         options={"grace_period_s": 0.0},
     ),
-    "Ctrl-C, and again": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
+    "Ctrl-C, and again": begun_history(
+        [(2.0, Interrupted(INT)), (2.5, Interrupted(INT)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
         130,
         says=[
@@ -84,52 +86,46 @@ USER = {
             (2.5, "hvdrun: Ctrl-C again: killing everything now"),
         ],
     ),
-    "TERM, which ranks and mpirun ignore": History(
-        [*begun(), (2.0, Interrupted(TERM))],
-        [
-            *ends(2.0, 20.0),
-            (23.0, SignalMpirun(TERM)),
-            (24.0, Finish()),
-        ],
+    "TERM, which ranks and mpirun ignore": begun_history(
+        [(2.0, Interrupted(TERM))],
+        [*ends(2.0, 20.0), (23.0, SignalMpirun(TERM)), (24.0, Finish())],
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
     ),
-    "TERM, and mpirun gets it too and ends first": History(
+    "TERM, and mpirun gets it too and ends first": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(TERM)),
             *asked(2.1, 1, 2, 3),
             (3.0, MpirunEnded(1)),
             (3.0, MpirunOutputEnded()),
-            (12.0, RankEnded(0, "asked code 0", 12.0)),
+            ended(12.0, 0, "asked code 0"),
             *over(12.1)[:2],
         ],
         ends(2.0, 20.0, over_at=12.1),
         143,
         says=[(2.0, "hvdrun: SIGTERM: ")],
     ),
-    "TERM with --grace-period": History(
-        [*begun(), (2.0, Interrupted(TERM)), *asked(5.0, 0, 1, 2, 3), *over(5.1, 1)],
+    "TERM with --grace-period": begun_history(
+        [(2.0, Interrupted(TERM)), *asked(5.0, 0, 1, 2, 3), *over(5.1, 1)],
         ends(2.0, 60.0, over_at=5.1),
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 60 s to end")],
         options={"grace_period_s": 60.0},
     ),
-    "the terminal is closed": History(
-        [*begun(), (2.0, Interrupted(HUP)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+    "the terminal is closed": begun_history(
+        [(2.0, Interrupted(HUP)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
         ends(2.0, 20.0, over_at=2.2),
         129,
         says=[(2.0, "hvdrun: SIGHUP: the 4 ranks have 20 s to end")],
     ),
-    "QUIT, as from Ctrl-Backslash": History(
-        [*begun(), (2.0, Interrupted(QUIT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
+    "QUIT, as from Ctrl-Backslash": begun_history(
+        [(2.0, Interrupted(QUIT)), *asked(2.1, 0, 1, 2, 3), *over(2.2, 1)],
         ends(2.0, over_at=2.2),
         131,
         says=[(2.0, "hvdrun: SIGQUIT: the 4 ranks have 3 s to end")],
     ),
-    "TERM from a wrapper, and the same from its group": History(
+    "TERM from a wrapper, and the same from its group": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(TERM)),
             (2.01, Interrupted(TERM)),
             *asked(12.0, 0, 1, 2, 3),
@@ -139,9 +135,8 @@ USER = {
         143,
         says=[(2.0, "hvdrun: SIGTERM: the 4 ranks have 20 s to end")],
     ),
-    "TERM to one node after the other": History(
+    "TERM to one node after the other": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(TERM, 1)),
             (8.0, Interrupted(TERM)),
             (14.0, Interrupted(TERM, 2)),
@@ -158,9 +153,8 @@ USER = {
         ],
         options={"allocation": allocation(["a", "b"], [2, 2], "python", "agent.py", "secret")},
     ),
-    "Ctrl-C on each node, and TERM from what has sent it": History(
+    "Ctrl-C on each node, and TERM from what has sent it": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(INT)),
             (2.3, Interrupted(INT, 1)),
             (2.6, Interrupted(TERM, 2)),
@@ -171,9 +165,8 @@ USER = {
         130,
         says=[(2.0, "hvdrun: Ctrl-C: ")],
     ),
-    "TERM to each node, and again to one": History(
+    "TERM to each node, and again to one": begun_history(
         [
-            *begun(),
             (2.0, Interrupted(TERM)),
             (2.01, Interrupted(TERM)),
             (3.0, Interrupted(TERM, 1)),
@@ -185,19 +178,14 @@ USER = {
         143,
         says=[(2.0, "hvdrun: SIGTERM: "), (4.0, "hvdrun: SIGTERM again: killing everything now")],
     ),
-    "Ctrl-C, and again, which nothing heeds": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
-        [
-            *ends(2.0, first=INT),
-            *ends(2.5, grace_s=0),
-            (3.5, SignalMpirun(TERM)),
-            (4.5, Finish()),
-        ],
+    "Ctrl-C, and again, which nothing heeds": begun_history(
+        [(2.0, Interrupted(INT)), (2.5, Interrupted(INT))],
+        [*ends(2.0, first=INT), *ends(2.5, grace_s=0), (3.5, SignalMpirun(TERM)), (4.5, Finish())],
         130,
         says=[(2.0, "hvdrun: Ctrl-C: "), (2.5, "hvdrun: Ctrl-C again: ")],
     ),
-    "Ctrl-C three times, which nothing heeds": History(
-        [*begun(), *((at, Interrupted(INT)) for at in (2.0, 2.5, 3.0))],
+    "Ctrl-C three times, which nothing heeds": begun_history(
+        [*((at, Interrupted(INT)) for at in (2.0, 2.5, 3.0))],
         [
             *ends(2.0, first=INT),
             *ends(2.5, grace_s=0),
@@ -208,53 +196,39 @@ USER = {
         130,
         says=[(at, "hvdrun: Ctrl-C") for at in (2.0, 2.5, 3.0)],
     ),
-    "Ctrl-C, and then TERM": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.5, Interrupted(TERM)), *over(2.7, 1)],
+    "Ctrl-C, and then TERM": begun_history(
+        [(2.0, Interrupted(INT)), (2.5, Interrupted(TERM)), *over(2.7, 1)],
         [*ends(2.0, first=INT), *ends(2.5, grace_s=0, over_at=2.7)],
         130,
         says=[(2.0, "hvdrun: Ctrl-C: the 4"), (2.5, "hvdrun: SIGTERM after Ctrl-C: killing")],
     ),
-    "a rank fails after Ctrl-C": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.1, RankEnded(1, "code 4", 2.1)), *over(2.2, 1)],
+    "a rank fails after Ctrl-C": begun_history(
+        [(2.0, Interrupted(INT)), ended(2.1, 1, "code 4"), *over(2.2, 1)],
         ends(2.0, over_at=2.2, first=INT),
         130,
         says=[(2.0, "hvdrun: Ctrl-C: ")],
     ),
-    "TERM while the job is being ended for a failure: the ranks have what is left": History(
-        [
-            *begun(),
-            (2.0, RankEnded(1, "code 4", 2.0)),
-            (4.0, Interrupted(TERM)),
-            *asked(4.5, 0, 2, 3),
-            *over(4.6, 1),
-        ],
+    "TERM while the job is being ended for a failure: the ranks have what is left": begun_history(
+        [ended(2.0, 1, "code 4"), (4.0, Interrupted(TERM)), *asked(4.5, 0, 2, 3), *over(4.6, 1)],
         [*ends(2.0), *ends(4.0, 1.0, over_at=4.6)],
         143,
         culprit=1,
         words=("rank 1 on a ended with exit code 4 after 2.0 s",),
         says=[(4.0, "hvdrun: SIGTERM: the 3 ranks have 1 s to end")],
     ),
-    "Ctrl-C after a host was lost": History(
-        [
-            *begun(),
-            (2.0, HostEnded("b")),
-            (3.0, Interrupted(INT)),
-            *asked(3.5, 0, 1),
-            *over(3.6, 1)[::2],
-        ],
+    "Ctrl-C after a host was lost": begun_history(
+        [(2.0, HostEnded("b")), (3.0, Interrupted(INT)), *asked(3.5, 0, 1), *over(3.6, 1)[::2]],
         [*ends(2.0), *ends(3.0, 2.0)],
         130,
         words=("hvdrun: b is lost: the connection to it was closed",),
         says=[(3.0, "hvdrun: Ctrl-C: the 2 ranks have 2 s to end")],
     ),
-    "a reader that leaves": History([*begun(), (2.0, ReaderLeft())], [(2.0, Finish())], 141),
-    "a reader that leaves after a rank has failed": History(
-        [*begun(), (2.0, RankEnded(1, "code 4", 2.0)), (2.1, ReaderLeft())],
-        [*ends(2.0), (2.1, Finish())],
-        141,
+    "a reader that leaves": begun_history([(2.0, ReaderLeft())], [(2.0, Finish())], 141),
+    "a reader that leaves after a rank has failed": begun_history(
+        [ended(2.0, 1, "code 4"), (2.1, ReaderLeft())], [*ends(2.0), (2.1, Finish())], 141
     ),
-    "a reader that leaves at Ctrl-C": History(
-        [*begun(), (2.0, Interrupted(INT)), (2.1, ReaderLeft())],
+    "a reader that leaves at Ctrl-C": begun_history(
+        [(2.0, Interrupted(INT)), (2.1, ReaderLeft())],
         [*ends(2.0, first=INT), (2.1, Finish())],
         130,
         says=[(2.0, "hvdrun: Ctrl-C: ")],
@@ -268,28 +242,22 @@ def signalled(at, request, **answers):
 
 
 PASSED_ON = {
-    "USR1 for which all ranks have a handler": History(
+    "USR1 for which all ranks have a handler": begun_history(
         [
-            *begun(),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="sent", r1="sent", r2="sent", r3="sent"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
     ),
-    "USR1 for which two ranks have no handler": History(
+    "USR1 for which two ranks have no handler": begun_history(
         [
-            *begun(),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="sent", r1="deadly", r2="sent"),
             *signalled(2.2, 1, r3="deadly"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
         says=[
             (
                 2.2,
@@ -300,16 +268,13 @@ PASSED_ON = {
             )
         ],
     ),
-    "USR1, and a host does not answer": History(
+    "USR1, and a host does not answer": begun_history(
         [
-            *begun(),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="deadly", r1="sent", r2="sent"),
-            *well(30.0, 0, 1, 2, 3),
-            *over(30.1),
+            *all_well(30.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (30.1, EndHosts(3.0)), (30.1, Finish())],
-        0,
+        [(2.0, PassOn(USR1, 1)), *closes(30.1)],
         says=[
             (
                 4.0,
@@ -320,9 +285,8 @@ PASSED_ON = {
             )
         ],
     ),
-    "USR1, and a rank ends meanwhile": History(
+    "USR1, and a rank ends meanwhile": begun_history(
         [
-            *begun(),
             *well(1.0, 3),
             (2.0, ToPassOn(USR1)),
             *signalled(2.1, 1, r0="sent", r1="sent"),
@@ -330,34 +294,28 @@ PASSED_ON = {
             *well(3.0, 0, 1),
             *over(3.1),
         ],
-        [(2.0, PassOn(USR1, 1)), (3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+        [(2.0, PassOn(USR1, 1)), *closes(3.1)],
     ),
-    "USR1 twice, and the answers come in another order": History(
+    "USR1 twice, and the answers come in another order": begun_history(
         [
-            *begun(),
             (2.0, ToPassOn(USR1)),
             (2.1, ToPassOn(USR1)),
             *signalled(2.2, 2, r0="sent", r1="sent", r2="sent", r3="sent"),
             *signalled(2.3, 1, r0="deadly", r1="deadly", r2="deadly", r3="deadly"),
             *signalled(2.4, 1, r0="sent"),
-            *well(3.0, 0, 1, 2, 3),
-            *over(3.1),
+            *all_well(3.0),
         ],
-        [(2.0, PassOn(USR1, 1)), (2.1, PassOn(USR1, 2)), (3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+        [(2.0, PassOn(USR1, 1)), (2.1, PassOn(USR1, 2)), *closes(3.1)],
         says=[(2.3, "hvdrun: SIGUSR1 was sent to 0 of 4 ranks; ranks 0-3 have no handler for it")],
     ),
     "USR1 before any rank has started": History(
-        [(0.1, ToPassOn(USR1)), *begun(), *well(3.0, 0, 1, 2, 3), *over(3.1)],
-        [(3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+        [(0.1, ToPassOn(USR1)), *begun(), *all_well(3.0)],
+        closes(3.1),
         says=[(0.1, "hvdrun: SIGUSR1 was not passed on: no rank is running")],
     ),
-    "Ctrl-Z": History(
-        [*begun(), (2.0, ToStop()), *well(3.0, 0, 1, 2, 3), *over(3.1)],
-        [(3.1, EndHosts(3.0)), (3.1, Finish())],
-        0,
+    "Ctrl-Z": begun_history(
+        [(2.0, ToStop()), *all_well(3.0)],
+        closes(3.1),
         says=[(2.0, "hvdrun: Ctrl-Z: hvdrun does not stop")],
     ),
 }

@@ -1,7 +1,6 @@
 """Histories of hosts that are silent for a while, and of hvdrun itself not running."""
 
 from hvdrun.errors import HostLost
-from hvdrun.job.actions import EndHosts, Finish
 from hvdrun.job.events import (
     HostBack,
     HostConnected,
@@ -12,10 +11,19 @@ from hvdrun.job.events import (
     HostTalks,
     KeepersHere,
     Paused,
-    RankEnded,
     RankStarted,
 )
-from tests.launcher.job.histories import History, asked, begun, ends, over, well
+from tests.launcher.job.histories import (
+    History,
+    asked,
+    begun,
+    begun_history,
+    closes,
+    ended,
+    ends,
+    over,
+    well,
+)
 
 SAYS_QUIET = "hvdrun: b has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
 PAUSED = "hvdrun: hvdrun itself did not run for "
@@ -23,44 +31,37 @@ GIVEN_UP = "b has ended its ranks, as it heard nothing from hvdrun for 30 s (--h
 OTHERS = [*begun(), (0.1, HostConnected("c")), (0.1, HostTalks("c"))]
 
 SILENCE = {
-    "a host is quiet, and comes back": History(
+    "a host is quiet, and comes back": begun_history(
         [
-            *begun(),
             (10.0, HostQuiet("b", 6.0, 30.0)),
             (14.0, HostBack("b", 10.2)),
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
-        0,
+        closes(20.0),
         says=[(11.0, SAYS_QUIET), (15.0, "hvdrun: b is back after 10 s without a sign of life")],
     ),
-    "a host comes back just before the end": History(
+    "a host comes back just before the end": begun_history(
         [
-            *begun(),
             (10.0, HostQuiet("b", 6.0, 30.0)),
             (19.9, HostBack("b", 16.0)),
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
-        0,
+        closes(20.0),
         says=[(11.0, SAYS_QUIET), (20.0, "hvdrun: b is back after 16 s")],
     ),
-    "a host is quiet, and comes back before it is said": History(
+    "a host is quiet, and comes back before it is said": begun_history(
         [
-            *begun(),
             (10.0, HostQuiet("b", 6.0, 30.0)),
             (10.9, HostBack("b", 6.9)),
             *well(20.0, 0, 1, 2, 3),
             *over(20.0),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
-        0,
+        closes(20.0),
     ),
-    "a host is quiet again and again": History(
+    "a host is quiet again and again": begun_history(
         [
-            *begun(),
             (10.0, HostQuiet("b", 6.0, 30.0)),
             (11.5, HostBack("b", 7.5)),
             (20.0, HostQuiet("b", 6.0, 30.0)),
@@ -68,8 +69,7 @@ SILENCE = {
             *well(30.0, 0, 1, 2, 3),
             *over(30.0),
         ],
-        [(30.0, EndHosts(3.0)), (30.0, Finish())],
-        0,
+        closes(30.0),
         says=[
             (11.0, SAYS_QUIET),
             (12.5, "hvdrun: b is back after 8 s"),
@@ -77,16 +77,14 @@ SILENCE = {
             (24.0, "hvdrun: b is back after 9 s"),
         ],
     ),
-    "a host is quiet, and is lost": History(
+    "a host is quiet, and is lost": begun_history(
         [
-            *begun(),
             (10.0, HostQuiet("b", 6.0, 30.0)),
             (34.0, HostSilent("b", 30.0, 30.0)),
             *asked(34.2, 0, 1),
             *over(34.3, 1)[::2],
         ],
         ends(34.0, grace_s=2.0),
-        72,
         error=HostLost,
         words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s",),
         says=[(11.0, SAYS_QUIET)],
@@ -100,7 +98,6 @@ SILENCE = {
             (34.1, KeepersHere(0)),
         ],
         ends(34.0, grace_s=2.0),
-        72,
         error=HostLost,
         words=("c is lost: it has given no sign of life for 30 s (nor has b), and the limit is",),
         says=[
@@ -121,31 +118,27 @@ SILENCE = {
             *over(20.0),
             (20.0, HostEnded("c", "", 0)),
         ],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
-        0,
+        closes(20.0),
         says=[
             (11.0, "hvdrun: b and c have given no sign of life for 7 s"),
             (15.0, "hvdrun: b and c are back after up to 10 s without a sign of life"),
         ],
     ),
-    "hvdrun did not run for a while": History(
-        [*begun(), (18.0, Paused(8.0)), *well(20.0, 0, 1, 2, 3), *over(20.0)],
-        [(20.0, EndHosts(3.0)), (20.0, Finish())],
-        0,
+    "hvdrun did not run for a while": begun_history(
+        [(18.0, Paused(8.0)), *well(20.0, 0, 1, 2, 3), *over(20.0)],
+        closes(20.0),
         says=[(18.0, PAUSED + "8 s (stopped, suspended or held up); no host is blamed")],
     ),
-    "hvdrun did not run for so long that a host ended its ranks, and others failed": History(
+    "hvdrun did not run for so long that a host ended its ranks, and others failed": begun_history(
         [
-            *begun(),
             (50.0, Paused(40.0)),
-            (50.0, RankEnded(0, "late signal 15", 43.0)),
-            (50.0, RankEnded(1, "code 14", 43.0)),
+            ended(50.0, 0, "late signal 15", by=43.0),
+            ended(50.0, 1, "code 14", by=43.0),
             (50.0, HostGaveUp("b", 30.0, 40.5)),
             *asked(50.1, 2, 3),
             *over(50.2, 1),
         ],
         ends(50.0, over_at=50.2),
-        72,
         error=HostLost,
         words=(
             GIVEN_UP + "hvdrun itself did not run for 40 s: it was stopped, or its machine was",
@@ -162,46 +155,35 @@ SILENCE = {
             *over(50.2, 1),
         ],
         ends(50.0, over_at=50.2),
-        72,
         error=HostLost,
         words=(GIVEN_UP + "hvdrun itself did not run for 40 s",),
         says=[(50.0, PAUSED + "40 s")],
     ),
-    "hvdrun did not run, and a connection ended meanwhile": History(
-        [
-            *begun(),
-            (50.0, Paused(40.0)),
-            (52.0, HostEnded("b")),
-            *asked(52.1, 0, 1),
-            *over(52.2, 1)[::2],
-        ],
+    "hvdrun did not run, and a connection ended meanwhile": begun_history(
+        [(50.0, Paused(40.0)), (52.0, HostEnded("b")), *asked(52.1, 0, 1), *over(52.2, 1)[::2]],
         ends(52.0),
-        72,
         error=HostLost,
         words=(
             "b is lost: the connection to it was closed while hvdrun itself did not run for 40",
         ),
         says=[(50.0, PAUSED + "40 s")],
     ),
-    "a host hears nothing from hvdrun, which runs": History(
+    "a host hears nothing from hvdrun, which runs": begun_history(
         [
-            *begun(),
             (2.0, Paused(4.0)),
             (40.5, HostGaveUp("b", 30.0, 40.4)),
             *asked(41.0, 0, 1, 2, 3),
             *over(41.0, 1),
         ],
         ends(40.5, grace_s=2.0, over_at=41.0),
-        72,
         error=HostLost,
         words=(GIVEN_UP + "check the network between this machine and it",),
     ),
-    "a rank fails, and then a host ends its ranks as hvdrun does not run": History(
+    "a rank fails, and then a host ends its ranks as hvdrun does not run": begun_history(
         [
-            *begun(),
             (50.0, Paused(40.0)),
             (50.0, HostGaveUp("b", 30.0, 40.5)),
-            (50.0, RankEnded(1, "code 3", 12.0)),
+            ended(50.0, 1, "code 3", by=12.0),
             *asked(50.1, 0, 2, 3),
             *over(50.2, 1),
         ],
@@ -211,16 +193,14 @@ SILENCE = {
         words=("rank 1 on a ended with exit code 3 after 12.0 s",),
         says=[(50.0, PAUSED + "40 s")],
     ),
-    "all ranks have ended, and then a host hears nothing more from hvdrun": History(
+    "all ranks have ended, and then a host hears nothing more from hvdrun": begun_history(
         [
-            *begun(),
             (50.0, Paused(40.0)),
             *well(50.0, 0, 1, 2, 3),
             (50.0, HostGaveUp("b", 30.0, 40.5)),
             *over(50.2),
         ],
         ends(50.0, grace_s=2.0, over_at=50.2),
-        0,
         says=[(50.0, PAUSED + "40 s")],
     ),
     "hvdrun did not run while the ranks started": History(
@@ -232,8 +212,7 @@ SILENCE = {
             *well(80.0, 0, 1, 2, 3),
             *over(80.0),
         ],
-        [(80.0, EndHosts(3.0)), (80.0, Finish())],
-        0,
+        closes(80.0),
         says=[(59.0, PAUSED + "40 s")],
     ),
 }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvdrun.agent.signals import length_s
 from hvdrun.errors import LaunchError
 from hvdrun.job.actions import EndAll, EndHosts, Finish, Release, Say, SignalMpirun
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostBack,
     HostConnected,
@@ -39,7 +39,6 @@ from hvdrun.job.events import (
     ToPassOn,
     ToStop,
 )
-from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.plan.request import Request
 from tests.launcher.job.closing_histories import CLOSING
@@ -51,6 +50,7 @@ from tests.launcher.job.histories import (
     asked,
     begun,
     command,
+    ended,
     over,
     play,
 )
@@ -154,7 +154,7 @@ def test_mpi_notices_that_ranks_have_ended_only_once_all_have():
     assert releases([*end, (15.0, KeeperGone(3))]) == [15.0]
     lost = [(4.0, HostSilent("b", 30.0, 30.0))]
     assert releases([*begun(), (2.0, Interrupted(TERM)), *asked(2.1, 0, 1), *lost]) == [4.0]
-    failed = [*begun(), (2.0, RankEnded(1, "code 4", 2.0))]
+    failed = [*begun(), ended(2.0, 1, "code 4")]
     assert releases([*failed, *asked(2.2, 0, 2), *asked(4.9, 3)]) == [4.9]
 
 

@@ -7,7 +7,7 @@ from hvdrun.job.actions import Answer, Look, Say
 from hvdrun.job.events import Interrupted, RankLooked, RankRecorded, RankSaid, StacksAsked
 from hvdrun.machine.notes import INIT_DONE, STALLED
 from tests.launcher.job.histories import TERM, asked, begun, play, seen
-from tests.launcher.job.test_recorded import recorded
+from tests.launcher.job.test_ranks import recorded
 
 LATE = (
     b"allreduce 'x' has waited 60 s for rank 2 on b (which has called no collective yet); called by"

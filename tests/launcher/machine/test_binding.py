@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvdrun.machine.binding import chosen_by_user, cpu_share, divide, thread_variables
 from hvdrun.machine.environment import inheritable
-from hvdrun.machine.topology import Core, are_alike, cores, parse_list
+from hvdrun.machine.resources import Core, are_alike, cores, parse_list
 
 # Per host: socket, NUMA node, L3 cache and hardware threads of each group of cores. '+n' is the
 # distance of a core's second thread.

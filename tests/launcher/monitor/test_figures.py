@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostConnected,
     HostQuiet,
@@ -14,7 +14,6 @@ from hvdrun.job.events import (
     RankSaid,
     RankStarted,
 )
-from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import PULSE
 from hvdrun.monitor.figures import Parts, Value, figures_of
 from hvdrun.monitor.verdicts import Verdicts

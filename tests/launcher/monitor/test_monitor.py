@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun.job.course import Course
+from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import RankSaid
-from hvdrun.job.supervision import Supervision
 from hvdrun.machine.notes import PULSE
 from hvdrun.monitor import monitor
 from hvdrun.plan.request import Request

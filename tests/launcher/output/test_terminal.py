@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hvdrun.job.supervision import ONE_ACT_S
+from hvdrun.job.course import ONE_ACT_S
 
 UP = "import os, sys, time\nprint('up', flush=True)\n"
 

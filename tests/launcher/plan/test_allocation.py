@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from hvdrun.errors import HostListError, UsageError
 from hvdrun.plan.hosts import Host
+from hvdrun.plan.request import Allocation
 from hvdrun.plan.schedulers import SCHEDULERS, find, remedy
 from hvdrun.plan.schedulers.slurm import expand_counts, expand_nodes
-from hvdrun.plan.starter import Allocation
 
 JOB = {"SLURM_JOB_ID": "7"}
 

@@ -6,18 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.agent.shim import escape, unescape
 from hvdrun.agent.ssh import destination
 from hvdrun.errors import HostSetupError, TooManyProcesses, UsageError
-from hvdrun.machine.environment import for_launchers
+from hvdrun.machine.environment import escape, for_launchers, unescape
 from hvdrun.plan.command import build
+from hvdrun.plan.facts import HostFacts, Interface, LocalFacts, SharedMemory, in_users_words
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
 from hvdrun.plan.hosts import Host, Share, parse_hosts
-from hvdrun.plan.local_facts import LocalFacts, in_users_words
-from hvdrun.plan.request import Request
+from hvdrun.plan.request import Allocation, Request
 from hvdrun.plan.schedulers.slurm import Srun
-from hvdrun.plan.starter import Allocation
 from tests.launcher.preflight.answers import facts_of
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")

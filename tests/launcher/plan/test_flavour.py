@@ -63,8 +63,7 @@ def test_no_mpi_is_an_error_that_says_how_to_get_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "abi"),
-    [("libmpi.so.40", OPENMPI), ("libmpi.so.12", MPICH), ("libmpi.so", None)],
+    ("name", "abi"), [("libmpi.so.40", OPENMPI), ("libmpi.so.12", MPICH), ("libmpi.so", None)]
 )
 def test_a_library_is_known_by_its_name(tmp_path, name, abi):
     (tmp_path / name).touch()

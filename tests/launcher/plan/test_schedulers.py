@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from hvdrun.plan import schedulers
+from hvdrun.plan.request import Allocation
 from hvdrun.plan.schedulers.scheduler import Scheduler
-from hvdrun.plan.starter import Allocation
 from hvdrun.preflight.question import probe_command
 from hvdrun.ssh_errors import Trouble
 from tests.launcher.plan.test_command import AGENT, FACTS, MPICH_5, OPENMPI_5, argv, command

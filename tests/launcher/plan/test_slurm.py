@@ -5,8 +5,8 @@ import pytest
 from hvdrun.errors import HostSetupError, NoMpi, SshFailed, UsageError
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, parse_hosts
+from hvdrun.plan.request import Allocation
 from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, requeue_of_job, with_srun
-from hvdrun.plan.starter import Allocation
 from hvdrun.preflight.no_answer import no_answer
 from hvdrun.preflight.reply import Reply
 

@@ -1,6 +1,6 @@
 """Answers of hosts that do not exist."""
 
-from hvdrun.plan.host_facts import HostFacts, SharedMemory
+from hvdrun.plan.facts import HostFacts, SharedMemory
 
 GIB = 1 << 30
 

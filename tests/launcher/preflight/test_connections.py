@@ -6,8 +6,8 @@ import pytest
 
 from hvdrun.agent.connecting import CONNECTED, NO_ROUTE, REFUSED, SILENT, UNPROVEN
 from hvdrun.errors import HostSetupError
+from hvdrun.plan.facts import Interface
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import Interface
 from hvdrun.plan.request import Request
 from hvdrun.preflight.connections import (
     HERE,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
-from hvdrun.plan.host_facts import Interface, SharedMemory, Temporary
+from hvdrun.plan.facts import Interface, SharedMemory, Temporary
 from hvdrun.preflight.findings import Expected, Finding, judge
 from hvdrun.preflight.findings_table import table
 from hvdrun.preflight.no_answer import no_answer

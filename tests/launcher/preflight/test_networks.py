@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from hvdrun.plan.facts import Interface
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
-from hvdrun.plan.host_facts import Interface
 from hvdrun.plan.request import Request
 from hvdrun.preflight.interface_options import interface_options
 from hvdrun.preflight.networks import Choice, choose, to_try

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from hvdrun.job.supervision import ONE_ACT_S
+from hvdrun.job.course import ONE_ACT_S
 from tests.harness.programs import Finished
 from tests.harness.worlds import end_tree, python_of
 from tests.launcher.rendezvous.loops import free_port

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrun.agent.rank_box import FEW, RankBox
-from hvdrun.machine.box_layout import (
+from hvdrun.machine.notes import (
     ENTRIES,
     ENTRY_BYTES,
     HEAD_BYTES,
@@ -214,14 +214,14 @@ def test_any_message_is_read_to_its_end(data):
 READS = """
 import os, sys
 from hvdrun.agent.rank_box import RankBox
-from hvdrun.machine import kernel_waits
+from hvdrun.machine import looks
 box = RankBox()
 fd = os.memfd_create("box", os.MFD_ALLOW_SEALING)
 os.write(fd, os.urandom(69632))
 box.keep(fd)
 before = set(sys.modules)
 assert box.read(True)
-assert kernel_waits._read_in_time(os.getpid(), "stat")
+assert looks._read_in_time(os.getpid(), "stat")
 print(sorted(set(sys.modules) - before - set(sys.builtin_module_names)))
 """
 

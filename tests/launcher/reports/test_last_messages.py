@@ -6,7 +6,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.machine.box_layout import ENTRIES
+from hvdrun.machine.notes import ENTRIES
 from hvdrun.reports import last_messages
 from hvdrun.reports.black_box import Box, Operation
 

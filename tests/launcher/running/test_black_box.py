@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun.running.supervise import Supervisor
+from hvdrun.running.result import keep_operations
 
 # Rank 1 leaves after the second 'grad', in the way that it is told, once rank 0 waits for it.
 LEAVES = """
@@ -137,11 +137,9 @@ def test_it_can_be_switched_off(run):
 def test_after_ctrl_c_or_without_a_folder_no_files_are_made(signal_, keeps_files, written):
     made = []
     recorded = SimpleNamespace(rows=lambda: made.append("rows") or {0: []}, summary=list)
-    supervisor = SimpleNamespace(
-        course=SimpleNamespace(signal=signal_, recorded=recorded),
-        screen=SimpleNamespace(keeps_files=keeps_files, keep_operations=lambda *_: "kept"),
-    )
-    assert Supervisor._keep_operations(supervisor) == ("kept" if written else "")
+    course = SimpleNamespace(signal=signal_, recorded=recorded)
+    screen = SimpleNamespace(keeps_files=keeps_files, keep_operations=lambda *_: "kept")
+    assert keep_operations(course, screen) == ("kept" if written else "")
     assert made == (["rows"] if written else [])
 
 

@@ -15,8 +15,8 @@ import pytest
 import hvdlite as hvd
 from hvdlite.errors import LaunchError, RankError
 from hvdlite.run_function import HEAD, _Job, _relay
-from hvdrun.job.supervision import ONE_ACT_S
-from hvdrun.machine import results
+from hvdrun.job.course import ONE_ACT_S
+from hvdrun.machine import notes
 from tests.harness.worlds import end_tree, python_of
 from tests.launcher.rendezvous.loops import free_port
 
@@ -132,7 +132,7 @@ def sent(rank, has_returned, data, parts=2):
     """As hvdrun writes it into the caller's file, in parts."""
     whole = HEAD.pack(has_returned, len(data)) + data
     size = len(whole) // parts + 1
-    return [results.pack(rank, whole[at : at + size]) for at in range(0, len(whole), size)]
+    return [notes.pack_result(rank, whole[at : at + size]) for at in range(0, len(whole), size)]
 
 
 def collected(*parts):
@@ -296,9 +296,7 @@ def calling():
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.wide), signal.SIGKILL],
-    ids=str,
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.wide), signal.SIGKILL], ids=str
 )
 def test_who_stops_the_caller_stops_the_job(calling, number):
     process, family = calling("pass")

@@ -202,8 +202,7 @@ WAITING = """
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [("os._exit(5)", 5), ("comm.Abort(7)", 7), ("os.kill(os.getpid(), 9)", 137)],
+    ("end", "code"), [("os._exit(5)", 5), ("comm.Abort(7)", 7), ("os.kill(os.getpid(), 9)", 137)]
 )
 def test_a_rank_that_ends_while_the_others_wait_in_mpi_ends_the_job(hvdrun, python, end, code):
     done = hvdrun("-np", "3", python, *script(WAITING.format(end)))

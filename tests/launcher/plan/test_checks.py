@@ -1,5 +1,4 @@
-"""HVDLITE_CHECK_PARAMETERS and HVDLITE_DETERMINISTIC: hvdrun refuses a wrong text before
-anything starts, as the ranks would."""
+"""What hvdrun refuses before anything starts: wrong values of knobs, and too many servers."""
 
 import re
 from dataclasses import replace
@@ -11,7 +10,7 @@ from hvdlite.world.config import Config
 from hvdlite.world.virtual_ranks import micro_batches
 from hvdrun.command_line.cli import main
 from hvdrun.errors import UsageError
-from hvdrun.plan.counted_knobs import check
+from hvdrun.plan.checks import check_counted_knobs, check_servers
 from hvdrun.plan.request import Request
 from tests.launcher.plan.test_command import FACTS
 
@@ -29,7 +28,7 @@ def checked(how, variable, text, num_proc=2):
 
 
 def warning(request, num_proc, environ):
-    return check(replace(request, num_proc=num_proc), replace(FACTS, environ=environ))
+    return check_counted_knobs(replace(request, num_proc=num_proc), replace(FACTS, environ=environ))
 
 
 WAYS = pytest.mark.parametrize("how", ["an option", "-x NAME=VALUE", "-x NAME", "inherited"])
@@ -131,3 +130,34 @@ def test_hvdrun_warns_once_and_starts_the_job(hvdrun):
     assert done.code == 0, done
     said = f"hvdrun: {TREE}=virtual:8: 3 ranks can't have the same number of the 8 virtual ranks; "
     assert done.stderr.count(said + "start one of these numbers: 1, 2, 4, 8\n") == 1, done
+
+
+OPTION = {"HVDLITE_SERVERS": "2"}
+
+
+def check_number(request, num_proc, environ):
+    check_servers(replace(request, num_proc=num_proc), replace(FACTS, environ=environ))
+
+
+@pytest.mark.parametrize(
+    ("request_", "environ"),
+    [
+        (Request((), settings=OPTION), {}),
+        (Request((), exports={"HVDLITE_SERVERS": "2"}), {}),
+        (Request(()), {"HVDLITE_SERVERS": "2"}),
+    ],
+)
+def test_servers_leave_at_least_one_worker(request_, environ):
+    check_number(request_, 3, environ)
+    check_number(request_, None, environ)
+    with pytest.raises(UsageError, match="2: the job has 2 processes, servers included"):
+        check_number(request_, 2, environ)
+
+
+def test_an_option_counts_before_a_variable():
+    check_number(Request((), settings=OPTION), 3, {"HVDLITE_SERVERS": "3"})
+
+
+def test_what_is_no_number_is_left_to_the_ranks():
+    check_number(Request(()), 1, {"HVDLITE_SERVERS": "some"})
+    check_number(Request(()), 1, {})

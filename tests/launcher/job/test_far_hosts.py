@@ -10,31 +10,22 @@ from types import SimpleNamespace
 import pytest
 
 from hvdrun.agent import peers
-from hvdrun.agent.frames import (
-    CHUNK,
-    EXIT,
-    MAGIC,
-    OUT,
-    PING,
-    RANK,
-    frame,
-    send,
-    unpack,
-)
+from hvdrun.agent.frames import CHUNK, EXIT, MAGIC, OUT, PING, RANK, frame, send, unpack
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.silence import Silence, clock
-from hvdrun.job import signs_of_life
+from hvdrun.job import far_hosts
+from hvdrun.job.course import Supervision
 from hvdrun.job.events import HostBack, HostQuiet, HostSilent, SshSaid
-from hvdrun.job.mpirun_output import LINE_BYTES, MpirunOutput
-from hvdrun.job.signs_of_life import Pauses, SignsOfLife
-from hvdrun.job.supervision import Supervision
+from hvdrun.job.far_hosts import Pauses, SignsOfLife
+from hvdrun.job.mpirun import LINE_BYTES, MpirunOutput
 from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
 from hvdrun.plan.request import Request
 from hvdrun.reports.quiet_hosts import names
 from hvdrun.running import host_link
-from hvdrun.running.mpirun_pipe import Source
+from hvdrun.running.hosts import Hosts
+from hvdrun.running.sources import Source
 from hvdrun.running.supervise import Supervisor
 
 HOSTS = 5
@@ -55,7 +46,7 @@ class FarHost:
         near, self.sock = socket.socketpair()
         self.sock.setblocking(False)
         stderr, self.stderr = os.pipe()
-        job._new_link(near, f"server{number}", stderr)
+        job.hosts.connect(near, f"server{number}", stderr)
         self.sock.recv(CHUNK)  # the variables, for the role `ssh`
         self.unsent = bytearray(MAGIC)
         self.heard = bytearray()
@@ -84,7 +75,7 @@ class FarHost:
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, monkeypatch):
     """However many of them write at once, so that the time between two signs is that for one."""
-    monkeypatch.setattr(signs_of_life, "PING_EVERY_S", 0.0)
+    monkeypatch.setattr(far_hosts, "PING_EVERY_S", 0.0)
     hosts: list[FarHost] = []
     unheard_bytes = []
 
@@ -102,9 +93,9 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
         num_proc=HOSTS, shares=(), starter="mpirun", environment={}, sent=None
     )
     job = Supervisor(command, screen, Supervision(Request(())), None, True, None)
-    job.local_ranks = SimpleNamespace(pause=lambda paused: None, keepers=())
+    stdin = SimpleNamespace(wanted_by=None, for_local_rank=None)
+    job.hosts = Hosts(command, job.secret, 30.0, job.selector, stdin, job._deliver, job._tell)
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
-    job.stdin = SimpleNamespace(wanted_by=None)
     since = dict.fromkeys(range(HOSTS), 0)
     hosts += [FarHost(job, number) for number in range(HOSTS)]
     while len(unheard_bytes) < 10 * HOSTS:
@@ -113,8 +104,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
         job._turn()
     assert job.course.error is None
     assert max(unheard_bytes) <= 2 * CHUNK
-    for link in job.links:
-        link.close()
+    job.hosts.close()
     for host in hosts:
         host.sock.close()
         os.close(host.stderr)
@@ -320,10 +310,7 @@ def test_the_end_of_a_rank_does_not_wait_for_what_it_left_in_the_background(ends
             os.write(pipes[0][1], b"more")
 
     local_ranks = LocalRanks(
-        peers.listen(secret),
-        ends.selector,
-        deliver,
-        lambda: os.open(os.devnull, os.O_RDONLY),
+        peers.listen(secret), ends.selector, deliver, lambda: os.open(os.devnull, os.O_RDONLY)
     )
     ends.callback(local_ranks.listener.close)
     keeper = ends.enter_context(socket.socket(socket.AF_UNIX))

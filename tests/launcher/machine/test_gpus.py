@@ -8,9 +8,8 @@ import pytest
 
 from hvdrun.agent.rank_variables import BOUND, VERBOSE
 from hvdrun.machine import binding
-from hvdrun.machine.gpus import driver_version, visible
-from hvdrun.machine.near_gpu import near_gpu
-from hvdrun.machine.topology import parse_list
+from hvdrun.machine.gpus import driver_version, near_gpu, visible
+from hvdrun.machine.resources import parse_list
 from tests.launcher.machine.test_binding import write
 
 CPUS = parse_list("0-7")
@@ -52,7 +51,7 @@ def host(tmp_path):
 def places(root, size, usable=CPUS, **environ):
     """Per local rank: node, place among those whose GPU is there, and how many these are."""
     found = [near_gpu(environ, rank, size, usable, root) for rank in range(size)]
-    return [near and (near.node, near.index, near.sharers) for near in found]
+    return [near and (near.node, near.place, near.sharers) for near in found]
 
 
 def test_each_rank_is_near_its_gpu(host):
@@ -211,13 +210,13 @@ RANK = """
 import sys
 from hvdrun.agent import rank_variables, shim
 from hvdrun.machine.binding import CpuShare
-from hvdrun.machine.near_gpu import Near, prefer_memory_of
+from hvdrun.machine.gpus import Near, prefer_memory_of
 
 near = Near("0000:3b:00.0", 0, frozenset(), 0, 1, True)
 rank_variables.here = lambda rank, size, environ: CpuShare(None, 1, near)
 if sys.argv[1] == "again":
     prefer_memory_of(0)
-    near.node = 63  # there is a policy already, so this changes nothing
+    near = near._replace(node=63)  # there is a policy already, so this changes nothing
 if sys.argv[1] == "no ctypes":
     sys.modules["_ctypes"] = None
 shim.main(["cat", "/proc/self/numa_maps"], sys.argv[2])

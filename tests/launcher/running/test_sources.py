@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hvdrun.running.node_signals import NodeSignals
+from hvdrun.running.sources import NodeSignals
 
 
 @pytest.fixture
