@@ -3,6 +3,8 @@
 `import hvdlite` loads these modules in every rank, so each of them imports little itself.
 """
 
+# ruff: noqa: F401 — all of it is for hvdlite
+
 from hvdrun.faults import CORE, GRADIENT, OPERATION, STEP, Fault
 from hvdrun.faults import VARIABLE as FAULT_VARIABLE
 from hvdrun.faults import parse as parse_faults
@@ -37,57 +39,3 @@ from hvdrun.records import (
     of_world,
     summary_of,
 )
-
-__all__ = [
-    "CORE",
-    "ENDING",
-    "FAULT_VARIABLE",
-    "FORMAT",
-    "GRADIENT",
-    "KNOBS",
-    "LEAST_BUSY_S",
-    "LEAST_OF_A_STEP",
-    "LINES_AT",
-    "LINES_BYTES",
-    "LONGEST_NAME",
-    "MOST_LINKS",
-    "MOST_RECENT",
-    "MOST_SAMPLES",
-    "MOST_VALUES",
-    "OPERATION",
-    "RECENT_S",
-    "RECENT_STEPS",
-    "STEP",
-    "TELLS_AGAIN_AFTER",
-    "TELLS_AT_LEAST_EVERY_S",
-    "TELLS_EVERY_S",
-    "Connection",
-    "Fault",
-    "Identity",
-    "Pulse",
-    "Record",
-    "Sample",
-    "available_bytes",
-    "chosen_by_user",
-    "cores",
-    "die_with_parent",
-    "encode",
-    "encode_pulse",
-    "identity",
-    "is_name",
-    "is_trusted",
-    "left_in_cgroup_bytes",
-    "notes",
-    "of_world",
-    "open_file",
-    "open_folder",
-    "pack_lines",
-    "parse_faults",
-    "pulse_every_s",
-    "replace",
-    "summary_of",
-    "throttling",
-    "tightest_quota",
-    "uneven_shares",
-    "user_of",
-]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -119,7 +118,7 @@ def cli(
     The first rank that fails ends the job; hvdrun reports it last and exits with its exit code.
     """
     if version:
-        click.echo(f"hvdrun {importlib.metadata.version('hvdlite')}")
+        click.echo(f"hvdrun {nodes.version()}")
         return 0
     if completion:
         click.echo(completion_script(cli, completion))

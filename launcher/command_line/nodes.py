@@ -4,7 +4,6 @@ this host plays."""
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import re
 import signal
@@ -171,7 +170,7 @@ def _with_servers(request: Request, place: Place) -> Request:
 
 def _greeting(request: Request, place: Place) -> Hello:
     return Hello(
-        version=importlib.metadata.version("hvdlite"),
+        version=version(),
         node_rank=place.node_rank,
         nodes=place.nodes,
         hostname=socket.gethostname(),
@@ -179,6 +178,12 @@ def _greeting(request: Request, place: Place) -> Hello:
         gpus=gpu_count(request.variable("CUDA_VISIBLE_DEVICES", os.environ)),
         cores=physical_cores(),
     )
+
+
+def version() -> str:
+    from importlib import metadata
+
+    return metadata.version("hvdlite")
 
 
 def _names(place: Place, hostnames: Sequence[str]) -> list[str]:
