@@ -287,6 +287,13 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Keep the ranks' figures in FILE, for Prometheus' node_exporter; with --summary.",
     ),
     HvdrunOption(
+        "--report-file",
+        group=OUTPUT,
+        shell_complete=files,
+        metavar="FILE",
+        help="Write how the job went to FILE, in JSON: exit code, cause, rank, host, evidence.",
+    ),
+    HvdrunOption(
         "--prefix-output-with-timestamp",
         "timestamps",
         group=OUTPUT,

@@ -61,7 +61,7 @@ from hvdrun.job.events import (
     ToStop,
 )
 from hvdrun.job.far_hosts import FarHost, FarHosts, failure_of
-from hvdrun.job.leaving import Leaving
+from hvdrun.job.leaving import ClosedFiles, Leaving
 from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn, nobody
 from hvdrun.job.preemption import Preemption
@@ -77,18 +77,16 @@ from hvdrun.plan.command import Command
 from hvdrun.plan.job_hosts import is_started_everywhere
 from hvdrun.records import Record, parse
 from hvdrun.reports import figures, lacking, prometheus
-from hvdrun.reports.closed_files import ClosedFiles, runs_on
 from hvdrun.reports.failure_report import (
     Failure,
+    error,
     gave_up,
     host_silent,
     interrupted,
     misplaced,
     missing_program,
     not_started,
-    not_understood,
-    paused,
-    unstoppable,
+    note,
 )
 from hvdrun.reports.late import so_far
 
@@ -188,8 +186,10 @@ class Course:
                 self._rank_ended(now, rank, how, at)
             case KeeperGone(rank, nonsense):
                 if nonsense:
-                    who = "rank {} on {}".format(*self.ranks.who(rank))
-                    self._fail(now, not_understood(f"the keeper of {who}", nonsense))
+                    who = "the keeper of rank {} on {}".format(*self.ranks.who(rank))
+                    self._fail(
+                        now, error("not understood", *self.ranks.who(rank), who=who, what=nonsense)
+                    )
                 if rank not in self.ranks.endings:
                     how = "asked signal 9" if nonsense else "signal 9"
                     self._rank_ended(now, rank, how, now)
@@ -218,14 +218,15 @@ class Course:
                 silent = host_silent(host, silent_s, limit_s, others, known.ssh_said)
                 self._fail(now, silent, SILENT_GRACE_S)
             case HostGaveUp(host, silent_s, at):
-                self.hosts.give_up(at, gave_up(host, silent_s, self._recent_pause_s(now)))
+                pause_s = self._recent_pause_s(now)
+                self.hosts.give_up(at, gave_up(host, silent_s, pause_s))
                 if not self.ending.has_begun:
                     self._end(now, SILENT_GRACE_S)
             case Paused(pause_s):
                 self.paused_s += pause_s
                 self.last_pause = now, pause_s
                 if self.hosts.connected and pause_s >= QUIET_S and not self.ending.has_begun:
-                    self._say(paused(pause_s))
+                    self._say(note("paused", pause_s=pause_s))
             case MpirunSaid(text):
                 self.mpirun.output.feed(text, now)
             case MpirunOutputEnded():
@@ -246,7 +247,7 @@ class Course:
             case RankSignalled(rank, request, answer):
                 self.passing_on.answered(rank, request, answer)
             case ToStop():
-                self._say(unstoppable())
+                self._say(note("does not stop"))
             case ReaderLeft():
                 self.signal = self.signal or signal.SIGPIPE
                 self._finish(now)
@@ -400,7 +401,7 @@ class Course:
         for at, rank in list(self.closed_files.to_say(self._in_mpi())):
             if at <= now:
                 self.closed_files.said.add(rank)
-                self._say(runs_on(*self.ranks.who(rank)))
+                self._say(note("closed files", *self.ranks.who(rank)))
 
     def _in_mpi(self) -> set[int]:
         """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 from hvdrun.errors import LaunchError
 from hvdrun.job.events import HostEnded
 from hvdrun.reports import lacking
-from hvdrun.reports.failure_report import (
-    daemon_failed,
-    held_by_another,
-    host_lost,
-    not_understood,
-    unreachable,
-)
+from hvdrun.reports.failure_report import daemon_failed, error, host_lost, unreachable
 from hvdrun.reports.quiet_hosts import QuietHosts
 
 SSH_SAID_BYTES = 1 << 16
@@ -69,7 +63,8 @@ def failure_of(
     has_started: ranks of the host have. pause_s: for how long hvdrun did not run just before.
     """
     if event.nonsense:
-        return not_understood(f"hvdrun's agent on {host.name}", event.nonsense)
+        who = f"hvdrun's agent on {host.name}"
+        return error("not understood", host=host.name, who=who, what=event.nonsense)
     if event.refused:
         return _refused(host.name, event.refused)
     if event.daemon_status is not None:
@@ -89,4 +84,4 @@ def _refused(host: str, why: str) -> LaunchError:
     kind, _, number = why.partition(" ")
     if kind == "lacks" and number.isdecimal():
         return lacking.of_host(host, int(number))
-    return held_by_another(host, why)
+    return error("refused", host=host, said=why)

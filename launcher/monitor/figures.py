@@ -11,7 +11,7 @@ from hvdrun.job.course import Course
 from hvdrun.job.pulses import Recent
 from hvdrun.monitor.verdicts import Verdicts
 from hvdrun.pulse import Pulse, every_s
-from hvdrun.reports.quiet_hosts import names
+from hvdrun.reports.failure_report import names
 
 # After so long without a step of any rank, or after so many times a step's own time, it is said.
 STILL_S = 10.0

@@ -57,7 +57,7 @@ class MetricsFile:
         except OSError as error:
             if not self.has_failed:
                 self.has_failed = True
-                self.failure = f"hvdrun: --metrics-file {self.path}: {_reason(error)}"
+                self.failure = f"hvdrun: --metrics-file {self.path}: {reason(error)}"
 
 
 def check(path: str) -> None:
@@ -65,18 +65,19 @@ def check(path: str) -> None:
     try:
         write(path, "# hvdrun starts the job\n")
     except OSError as error:
-        raise UsageError(f"--metrics-file {path}: {_reason(error)}") from error
+        raise UsageError(f"--metrics-file {path}: {reason(error)}") from error
 
 
-def write(path: str, text: str) -> None:
-    """Replaces the file at once, or the symlink to one. Raises OSError."""
+def write(path: str, text: str, mode: int | None = _FOR_ALL) -> None:
+    """Replaces the file at once, or the symlink to one. mode: see `own_files.replace`. Raises
+    OSError."""
     folder, name = os.path.split(path)
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     descriptor = open_folder(folder)
     try:
         _check_replaceable(descriptor, name)
-        replace(descriptor, name, text.encode(errors="replace"), _FOR_ALL)
+        replace(descriptor, name, text.encode(errors="replace"), mode)
     finally:
         os.close(descriptor)
 
@@ -93,5 +94,5 @@ def _check_replaceable(folder: int, name: str) -> None:
         raise FileExistsError(errno.EEXIST, "this is no regular file, which hvdrun could replace")
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
     return error.strerror or str(error)

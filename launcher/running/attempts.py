@@ -38,6 +38,7 @@ def supervise(
         attempt = 1
         while True:
             is_last = attempt == ATTEMPTS
+            supervision.report.attempts = attempt
             job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
             try:
                 return job.run()

@@ -143,6 +143,7 @@ class Supervisor:
         self.variables = None if sent is None else pack(sent)
         self.results = os.environ.get(results.FILE, "")
         self.request, self.cwd = supervision.request, supervision.cwd
+        self.report = supervision.report
         self.metrics_file: MetricsFile | None = None
         if self.request.metrics_file:
             self.metrics_file = MetricsFile(self.request.metrics_file, self._metrics)
@@ -299,14 +300,15 @@ class Supervisor:
         found = verdict.reach(self.course, time.monotonic(), time.time(), output.tails)
         with contextlib.suppress(BrokenPipeError):
             output.finish(found.culprit)
-        lines = found.lines
-        if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
-            lines = found.brief
-        output.report(found.lines, shown=lines)
+        lines, rank = found.lines(), found.culprit
+        is_shown = rank is not None and output.recent.end_with(rank, found.words)
+        output.report(lines, shown=found.lines(repeat=not is_shown))
         if found.exit_code and (kept := self._keep_operations()):
             output.say(kept)
-        if self.course.summaries and (lost := self.screen.keep_metrics(self.course.figures())):
+        figures = self.course.figures() if self.course.summaries else ""
+        if figures and (lost := self.screen.keep_metrics(figures)):
             output.say(lost)
+        self.report.verdict, self.report.figures = found, figures
         if found.requeues and self.course.requeue is not None:
             output.say(requeue(self.course.requeue))
         if found.error is not None:

@@ -135,12 +135,10 @@ class History:
     events: list
     actions: list  # all but Say and Release
     code: int
-    culprit: int | None = None
-    error: type | None = None
-    words: tuple = ()  # of the report or the error
-    says: list = field(default_factory=list)  # how the Says begin, with their times
+    culprit: int | None = None  # the rank in the report
+    cause: str = ""  # "": a rank has failed, if there is a culprit
+    host: str = ""  # in the report, if a host is the cause
     options: dict = field(default_factory=dict)
-    lacks: tuple = ()  # what the report does not say
 
 
 LOST_A_PEER = MpirunSaid(

@@ -1,13 +1,5 @@
 """Histories of hosts that are silent, break off or never connect."""
 
-from hvdrun.errors import (
-    HostLost,
-    HostSetupError,
-    LacksResource,
-    MpirunFailed,
-    SshFailed,
-    StartTimeout,
-)
 from hvdrun.job.actions import Finish, HangUp
 from hvdrun.job.events import (
     HostConnected,
@@ -59,7 +51,7 @@ def mpirun_names_c(said, *events, **expected):
         [*TWO_FAR_HOSTS, (8.9, said), (9.0, HostEnded("b")), *events, *asked(9.2, 0, 1)],
         ends(9.0),
         72,
-        error=HostLost,
+        cause="host-lost",
         options={"job": command(a=2, b=2, c=1)},
         **expected,
     )
@@ -69,28 +61,28 @@ HOSTS = {
     "mpirun says which host is lost": mpirun_names_c(
         LOST_C,
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "mpirun says to which host ssh has failed": mpirun_names_c(
         SSH_TO_C_FAILED,
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "mpirun says first to which host ssh has failed": mpirun_names_c(
         MpirunSaid(SSH_TO_C_FAILED.text + LOST_C.text.replace(b"node c", b"node b")),
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "both mpirun and ssh say which host is lost": mpirun_names_c(
         LOST_C,
         (9.1, SshSaid("c", CLOSED)),
         (9.1, HostEnded("c")),
-        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+        host="c",
     ),
     "mpirun names a host that is none of the job": mpirun_names_c(
         MpirunSaid(LOST_C.text.replace(b"node c", b"node d")),
         (9.0, HostEnded("c")),
-        words=("b is lost: the connection to it was closed; if",),
+        host="b",
     ),
     "mpirun ends its ssh to a host because another one is lost": History(
         [
@@ -102,8 +94,8 @@ HOSTS = {
         ],
         ends(9.0),
         72,
-        error=HostLost,
-        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+        cause="host-lost",
+        host="c",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "what ssh said before the host talked is not why it ended": History(
@@ -119,8 +111,8 @@ HOSTS = {
         ],
         ends(9.0),
         72,
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a connection ends without a word, and another one much later": History(
@@ -133,8 +125,8 @@ HOSTS = {
         ],
         ends(9.0),
         72,
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a host whose agent has ended in order is not the one that is lost": History(
@@ -147,16 +139,16 @@ HOSTS = {
         ],
         ends(9.0),
         72,
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a host is silent": History(
         [*begun(), (10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
         ends(10.0, grace_s=2.0),
         72,
-        error=HostLost,
-        words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s (--host-",),
+        cause="host-lost",
+        host="b",
     ),
     "a connection ends": History(
         [
@@ -167,8 +159,8 @@ HOSTS = {
         ],
         ends(10.0),
         72,
-        error=HostLost,
-        words=("b is lost: the connection to it was closed (Connection to b closed.)",),
+        cause="host-lost",
+        host="b",
     ),
     "ssh does not get through": History(
         [
@@ -178,22 +170,21 @@ HOSTS = {
         ],
         ends(0.5),
         70,
-        error=SshFailed,
-        words=("b can't be reached by ssh",),
+        cause="ssh-failed",
+        host="b",
     ),
     "the agent of a host can't start MPI's daemon": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
         ends(0.5),
         76,
-        error=LacksResource,
-        words=("hvdrun's agent on b can't open any more files;",),
+        cause="lacks-resource",
     ),
     "another user holds the socket of a host": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],
         ends(0.5),
         71,
-        error=HostSetupError,
-        words=("b can't run ranks: ann has it",),
+        cause="host-not-ready",
+        host="b",
     ),
     "MPI's daemon can't start": History(
         [
@@ -204,8 +195,8 @@ HOSTS = {
         ],
         ends(0.4),
         71,
-        error=HostSetupError,
-        words=("MPI's daemon ended there with exit code 127: orted: not found",),
+        cause="host-not-ready",
+        host="b",
     ),
     "MPI's daemon fails after ranks have started, and mpirun says the rest": History(
         [
@@ -224,8 +215,8 @@ HOSTS = {
         [*begun(), (2.0, LOST_A_PEER), (2.0, RankEnded(0, "code 14", 2.0)), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
         72,
-        error=HostLost,
-        words=("b is lost: its ranks ended without a report",),
+        cause="host-lost",
+        host="b",
     ),
     "a rank fails of one that was killed and whose shim MPI had ended": History(
         [
@@ -238,7 +229,7 @@ HOSTS = {
         ends(2.0, over_at=2.1),
         137,
         culprit=2,
-        words=("rank 2 on b was ended by SIGKILL",),
+        cause="rank-killed",
     ),
     "a rank fails of one that left with 0": History(
         [
@@ -250,8 +241,8 @@ HOSTS = {
         ],
         ends(2.0, over_at=2.1),
         73,
-        error=MpirunFailed,
-        words=("rank 2 on b ended with exit code 0 after 1.9 s, in mid-job",),
+        culprit=2,
+        cause="left-early",
     ),
     "a host is silent while the job is ended for another reason": History(
         [
@@ -287,7 +278,6 @@ HOSTS = {
         ],
         ends(60.0),
         75,
-        error=StartTimeout,
-        words=("not started within 60 s", "b: 2 ranks not started: ssh has not connected (wait"),
+        cause="start-timeout",
     ),
 }

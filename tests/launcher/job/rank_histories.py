@@ -1,11 +1,5 @@
 """Histories of ranks that fail, are killed, or end with 0 while others run."""
 
-from hvdrun.errors import (
-    CommandNotFound,
-    HostLost,
-    LacksResource,
-    MpirunFailed,
-)
 from hvdrun.job.actions import EndHosts, Finish, SignalMpirun
 from hvdrun.job.events import (
     HostConnected,
@@ -38,7 +32,6 @@ from tests.launcher.job.histories import (
 
 # MPI has two hosts to start ranks on, and hvdrun has planned ranks 2 and 3 for b.
 PLACED = {"job": command(far=frozenset("b"), a=2, b=2)}
-TAKEN_FOR_ANOTHER = "it has taken one host for another, so see that each host's own name"
 
 
 def placed(*hosts):
@@ -59,16 +52,14 @@ RANKS = {
         [*placed("", "", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
         ends(0.1, over_at=0.3),
         73,
-        error=MpirunFailed,
-        words=("mpirun has started ranks 2-3 on a instead of b;", TAKEN_FOR_ANOTHER),
+        cause="mpirun-failed",
         options=PLACED,
     ),
     "MPI takes the hosts for each other": History(
         [*placed("b", "b", "", ""), *asked(0.2, 0, 1, 2, 3), *over(0.3)],
         ends(0.1, over_at=0.3),
         73,
-        error=MpirunFailed,
-        words=("ranks 0-1 on b instead of a, ranks 2-3 on a instead of b;",),
+        cause="mpirun-failed",
         options=PLACED,
     ),
     "two hosts are one machine, whose supervisor tells of all ranks": History(
@@ -99,7 +90,6 @@ RANKS = {
         ends(2.1, over_at=2.5),
         3,
         culprit=3,
-        words=("rank 3 on b ended with exit code 3 after 2.0 s", "the other 3 ranks were ended"),
     ),
     "the words of the host that failed first come last": History(
         [
@@ -113,7 +103,7 @@ RANKS = {
         ends(2.0, over_at=2.6),
         137,
         culprit=2,
-        words=("rank 2 on b was ended by SIGKILL",),
+        cause="rank-killed",
     ),
     "two ranks fail within milliseconds": History(
         [
@@ -156,9 +146,7 @@ RANKS = {
         ends(2.0, over_at=2.2),
         137,
         culprit=1,
-        words=(
-            "rank 1 on a was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer",
-        ),
+        cause="out-of-memory",
     ),
     "a rank dies beside a full /dev/shm": History(
         [
@@ -170,19 +158,14 @@ RANKS = {
         ends(2.0, over_at=2.2),
         135,
         culprit=1,
-        words=(
-            "rank 1 on a was ended by SIGBUS (Bus error) beside a full /dev/shm",
-            "(63 MiB of 64 MiB used) after 2.0 s",
-            "see what fills it on a (`ls -l /dev/shm`)",
-            "--shm-size=1g",
-        ),
+        cause="shared-memory-full",
     ),
     "a keeper is killed": History(
         [*begun(), (2.0, KeeperGone(0)), *asked(2.1, 1, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         137,
         culprit=0,
-        words=("rank 0 on a was ended by SIGKILL",),
+        cause="rank-killed",
     ),
     "a keeper sends nonsense": History(
         [
@@ -193,8 +176,8 @@ RANKS = {
         ],
         ends(2.0, over_at=2.2),
         72,
-        error=HostLost,
-        words=("the keeper of rank 2 on b sent a message of 1073741824 bytes, which hvdrun",),
+        culprit=2,
+        cause="host-lost",
     ),
     "a keeper ends after its rank": History(
         [
@@ -210,15 +193,15 @@ RANKS = {
         [*begun(), (0.2, RankEnded(2, "missing 2", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
         69,
-        error=CommandNotFound,
-        words=("'train.py' was not found on b (rank 2)",),
+        culprit=2,
+        cause="command-not-found",
     ),
     "an agent can't start its rank": History(
         [*begun(), (0.2, RankEnded(2, "lacks 11", 0.2)), *asked(0.3, 0, 1, 3), *over(0.5, 1)],
         ends(0.2, over_at=0.5),
         76,
-        error=LacksResource,
-        words=("rank 2 was not started: hvdrun on b can't start any more processes or threads;",),
+        culprit=2,
+        cause="lacks-resource",
     ),
     "mpirun can't open a pipe": History(
         [
@@ -228,8 +211,7 @@ RANKS = {
         ],
         [(0.5, EndHosts(3.0)), (0.5, Finish())],
         76,
-        error=LacksResource,
-        words=("mpirun can't open any more files; raise that limit (`ulimit -n 4096`;",),
+        cause="lacks-resource",
         options={"job": command(a=2)},
     ),
     "a rank calls MPI_Abort under MPICH, which kills all without their codes": History(
@@ -257,7 +239,6 @@ RANKS = {
         ends(2.0, over_at=2.3),
         1,
         culprit=0,
-        words=("its last lines on stderr (the same on ranks 0,2):\n    no disk",),
         options={"tails": {0: b"no disk\n", 1: b"fine\n", 2: b"no disk\n"}},
     ),
     "ranks ignore TERM": History(
@@ -308,7 +289,6 @@ LEFT = {
         [*begun(), *well(1.0, 0), *well(200.0, 1, 2, 3), *over(200.1)],
         [(200.1, EndHosts(3.0)), (200.1, Finish())],
         0,
-        says=[(61.0, "hvdrun: rank 0 on a ended with exit code 0 1 min 00 s ago, and 3 other")],
     ),
     "os._exit(0) in mid-job": History(
         [
@@ -320,8 +300,8 @@ LEFT = {
         ],
         ends(8.0, over_at=8.2),
         73,
-        error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+        culprit=1,
+        cause="left-early",
     ),
     "two ranks leave in mid-job, and the second puts off the end": History(
         [
@@ -334,8 +314,8 @@ LEFT = {
         ],
         ends(10.0, over_at=10.2),
         73,
-        error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+        culprit=1,
+        cause="left-early",
     ),
     "a rank leaves while no rank that runs is in MPI": History(
         [
@@ -348,15 +328,15 @@ LEFT = {
         ],
         [(10.1, EndHosts(3.0)), (10.1, Finish())],
         73,
-        error=MpirunFailed,
-        words=("ended with exit code 0 after 10.0 s, in mid-job",),
+        culprit=1,
+        cause="left-early",
     ),
     "os._exit(0) in mid-job, which Open MPI notices": History(
         [*begun(), *well(5.0, 1), (5.1, IMPROPER), *well(5.2, 0), *over(5.3, 1)],
         [(5.3, EndHosts(3.0)), (5.3, Finish())],
         73,
-        error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+        culprit=1,
+        cause="left-early",
     ),
     "os._exit(0) in mid-job, of which an MPI crashes in another rank": History(
         [
@@ -368,11 +348,8 @@ LEFT = {
         ],
         ends(5.5, over_at=5.6),
         73,
-        error=MpirunFailed,
-        words=(
-            "rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",
-            "hvdrun: rank 1 had left when rank 2 on b was ended by SIGSEGV",
-        ),
+        culprit=1,
+        cause="left-early",
     ),
     "os._exit(0) in mid-job, of which Open MPI ends two ranks and tells one": History(
         [
@@ -385,8 +362,8 @@ LEFT = {
         ],
         ends(5.2, over_at=5.3),
         73,
-        error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 5.0 s, in mid-job",),
+        culprit=1,
+        cause="left-early",
     ),
     "a rank ends by itself as others do that lost it": History(
         [
@@ -399,7 +376,6 @@ LEFT = {
         ends(5.2, over_at=5.3),
         14,
         culprit=2,
-        words=("rank 2 on b ended with exit code 14",),
     ),
     "a rank is killed after os._exit(0) of another": History(
         [
@@ -412,10 +388,7 @@ LEFT = {
         ends(5.5, over_at=5.6),
         137,
         culprit=2,
-        words=(
-            "rank 2 on b was ended by SIGKILL",
-            "hvdrun: rank 1 on a had ended with exit code 0 after 5.0 s",
-        ),
+        cause="rank-killed",
     ),
     "a rank crashes, and another one ends with 0 because of that": History(
         [
@@ -428,7 +401,7 @@ LEFT = {
         ends(5.5, over_at=5.6),
         139,
         culprit=2,
-        words=("rank 2 on b was ended by SIGSEGV",),
+        cause="rank-killed",
     ),
     "a rank fails with words after os._exit(0) of another": History(
         [
@@ -441,7 +414,6 @@ LEFT = {
         ends(5.5, over_at=5.6),
         1,
         culprit=2,
-        words=("rank 2 on b ended with exit code 1",),
         options={"tails": {2: b"ValueError: no such file\n"}},
     ),
     "a rank fails of another that left": History(
@@ -449,7 +421,6 @@ LEFT = {
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
-        words=("rank 2 on b ended with exit code 9", "rank 1 on a had ended with exit code 0"),
         options={"tails": {2: b"hvdlite.errors.HorovodInternalError: rank 1 on a has left\n"}},
     ),
     "a rank fails by itself, after another ended with 0": History(
@@ -457,9 +428,7 @@ LEFT = {
         ends(5.5, over_at=5.6),
         9,
         culprit=2,
-        words=("rank 2 on b ended with exit code 9",),
         options={"tails": {2: b"ValueError: no such file\n"}},
-        lacks=("had ended with exit code 0",),
     ),
     "all leave with 0 in mid-job": History(
         [*begun(), *in_mpi(0.5, 0, 1, 2, 3), *well(5.0, 1), *well(7.9, 0, 2, 3), *over(8.0)],

@@ -33,7 +33,7 @@ def ended(at, how, *ranks):
 def verdict(*events, requeue=SCONTROL):
     """Exit code, the lines that the preemption has added, and whether the job runs again."""
     _, _, found = play(sorted([*begun(), *events], key=lambda e: e[0]), requeue=requeue)
-    lines = tuple(line for line in found.lines if "preempted" in line or "requeue" in line)
+    lines = tuple(line for line in found.lines() if "preempted" in line or "requeue" in line)
     return found.exit_code, lines, found.requeues
 
 
@@ -81,9 +81,12 @@ def test_ranks_that_hvdrun_or_the_scheduler_killed_have_their_older_checkpoints(
     [
         ("asked code 1", "ended with exit code 1"),
         ("code 3", "ended with exit code 3"),
-        ("signal 11", "was ended by SIGSEGV"),
-        ("oom 9", "was ended by SIGKILL"),
-        ("shm 7 63/64", "was ended by SIGBUS"),
+        ("signal 11", "was ended by SIGSEGV (Segmentation fault)"),
+        ("oom 9", "was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer"),
+        (
+            "shm 7 63/64",
+            "was ended by SIGBUS (Bus error) beside a full /dev/shm (0 MiB of 0 MiB used)",
+        ),
     ],
 )
 def test_a_rank_that_fails_while_it_saves_would_do_so_again(how, words):

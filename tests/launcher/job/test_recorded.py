@@ -40,19 +40,18 @@ FAILS = [(1.1, RankEnded(1, "signal 9", 1.1)), *asked(1.2, 0, 2, 3), *over(1.3, 
 
 def test_the_report_on_a_rank_that_failed_ends_with_them():
     _, _, verdict = play([*begun(), *operations(), *FAILS])
-    assert verdict.lines[-3:] == (
+    assert verdict.report.operations == (
         LAST,
         "    ranks 0,2-3 went on to allreduce 'b', which rank 1 has not called",
         "    rank 1 called no operation after that",
     )
-    assert verdict.brief[-3:] == verdict.lines[-3:]
+    assert verdict.lines(repeat=False)[-3:] == list(verdict.report.operations)
 
 
 def test_of_a_rank_that_was_killed_it_is_said_where_it_last_waited():
     lines = b'  File "/job/train.py", line 12 in main\n  File "/job/train.py", line 20 in <module>'
     _, _, verdict = play([*begun(), *recorded(1.0, 1, "a", ended=1, lines=lines), *FAILS])
-    said = "\n".join(verdict.lines).splitlines()
-    assert "hvdrun: it last waited for hvdlite in /job/train.py:12 in main" in said, said
+    assert verdict.report.waited_at == "/job/train.py:12 in main"
 
 
 def test_a_rank_that_left_is_told_from_one_that_was_ended():
@@ -60,7 +59,7 @@ def test_a_rank_that_left_is_told_from_one_that_was_ended():
     history += [(1.1, RankEnded(0, "code 1", 1.1)), *asked(1.2, 2, 3), *over(1.3, 1)]
     _, _, verdict = play(history)
     last = "    rank 1 called no operation after that and ended with exit code 0"
-    assert last in verdict.lines
+    assert last in verdict.lines()
 
 
 def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a_word():
@@ -70,14 +69,14 @@ def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a
         return play(sorted(history, key=lambda event: event[0]), tails=tails)[-1]
 
     assert "rank 1 on a ended with exit code 0" in str(verdict(1.05).error)
-    first = verdict(1.05).lines[0]
+    first = verdict(1.05).lines()[0]
     assert first.startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit code 14")
     assert verdict(1.05, {0: b"ValueError: no such file\n"}).culprit == 0
     assert verdict(1.15).culprit == 0  # it left because of rank 0
     died = {0: b"  raise x\nhvdlite.errors.HorovodInternalError: rank %d on a has died\n"}
     found = verdict(1.05, {0: died[0] % 1})
     assert "rank 1 on a ended with exit code 0" in str(found.error)
-    assert found.lines[0].startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit")
+    assert found.lines()[0].startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit")
     assert verdict(1.05, {0: died[0] % 2}).culprit == 0  # rank 2 runs
 
 
@@ -96,7 +95,7 @@ def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a
 )
 def test_a_job_that_has_not_failed_has_no_such_report(history):
     course, _, verdict = play([*begun(), *operations(), *history])
-    assert not any("last operation" in line for line in verdict.lines)
+    assert not any("last operation" in line for line in verdict.lines())
     assert course.recorded.summary()[0] == LAST.removeprefix("hvdrun: ")
 
 
