@@ -306,7 +306,7 @@ class Supervisor:
         if found.exit_code and (kept := self._keep_operations()):
             output.say(kept)
         figures = self.course.figures() if self.course.summaries else ""
-        if figures and (lost := self.screen.keep_metrics(figures)):
+        if figures and (files := self.screen.files) and (lost := files.keep_metrics(figures)):
             output.say(lost)
         self.report.verdict, self.report.figures = found, figures
         if found.requeues and self.course.requeue is not None:
@@ -318,11 +318,10 @@ class Supervisor:
     def _keep_operations(self) -> str:
         """The line about it, or "". After Ctrl-C or a signal like it hvdrun ends at once, and which
         operation came last is what the signal happened to find."""
-        recorded = self.course.recorded
-        is_wanted = self.screen.keeps_files and self.course.signal is None
-        if not is_wanted or not (operations := recorded.rows()):
+        recorded, files = self.course.recorded, self.screen.files
+        if files is None or self.course.signal or not (operations := recorded.rows()):
             return ""
-        return self.screen.keep_operations(operations, recorded.summary())
+        return files.keep_operations(operations, recorded.summary())
 
     def _metrics(self, is_running: bool) -> str:
         """Called by another thread."""
@@ -347,7 +346,7 @@ class Supervisor:
         while not writer.drain(min(until, time.monotonic() + 0.1)):
             if time.monotonic() > until or self._is_interrupted(was_ended):
                 return
-        if lost := self.screen.lost():
+        if (files := self.screen.files) and (lost := files.lost()):
             self.screen.output.say(lost)
             writer.drain(time.monotonic() + LAST_WORDS_S)
 
