@@ -26,8 +26,7 @@ class MetricsFile:
     def __init__(self, path: str, text: Callable[[bool], str]) -> None:
         self.path = path
         self.text = text
-        self.failure = ""  # why it can't be written, for hvdrun to say
-        self.has_failed = False
+        self.failure: str | None = None  # why it can't be written; "": hvdrun has said it
         self.ends = threading.Event()
         self.thread = threading.Thread(target=self._run, name="metrics file", daemon=True)
 
@@ -42,8 +41,10 @@ class MetricsFile:
 
     def take_failure(self) -> str:
         """The line about the first write that has failed, once; else ""."""
-        line, self.failure = self.failure, ""
-        return line
+        line = self.failure
+        if line:
+            self.failure = ""
+        return line or ""
 
     def _run(self) -> None:
         while not self.ends.is_set():
@@ -55,8 +56,7 @@ class MetricsFile:
         try:
             write(self.path, self.text(is_running))
         except OSError as error:
-            if not self.has_failed:
-                self.has_failed = True
+            if self.failure is None:
                 self.failure = f"hvdrun: --metrics-file {self.path}: {reason(error)}"
 
 

@@ -29,24 +29,24 @@ from hvdrun.ssh_errors import LOGIN, OTHER, last_words
 NAMED = 3  # hosts in a line; of more, only their number is shown
 MOST_MISPLACED = 4
 
-# ---- how a rank ended, as its keeper reports it: the cause, its words, and what to do
+# ---- how a rank ended, as its keeper reports it, and what to do
 
 
-class _End(NamedTuple):
-    word: str
-    how: str
+class _Words(NamedTuple):
+    cause: Any  # a word, or hvdrun's error
+    what: str
     remedy: str = ""
 
 
 _ENDS = {
-    "code": _End("rank-failed", "ended with exit code {number}"),
-    "signal": _End("rank-killed", "was ended by {signal}"),
-    "oom": _End(
+    "code": _Words("rank-failed", "ended with exit code {number}"),
+    "signal": _Words("rank-killed", "was ended by {signal}"),
+    "oom": _Words(
         "out-of-memory",
         "was ended by {signal}, sent by the kernel's out-of-memory killer",
         "give the ranks on {host} more memory, or start fewer of them there",
     ),
-    "shm": _End(
+    "shm": _Words(
         "shared-memory-full",
         "was ended by {signal} beside a full /dev/shm ({used} of {there} used)",
         "a process that needs more memory from a full /dev/shm ends like that: see what fills it on"
@@ -54,12 +54,6 @@ _ENDS = {
     ),
 }
 # ---- why hvdrun ends a job itself: its error, what has happened, and what to do
-
-
-class _Cause(NamedTuple):
-    kind: type[LaunchError]
-    what: str
-    remedy: str = ""
 
 
 _IN_INIT = (
@@ -72,95 +66,95 @@ _CLOSES = (
 )
 _RESTART = "check the host and its network, then start the job again"
 _CAUSES = {
-    "left early": _Cause(
+    "left early": _Words(
         LeftEarly,
         "rank {rank} on {host} ended with exit code 0 after {after}, in mid-job: it left without"
         " MPI_Finalize, so the other ranks were ended",
         "end a rank with hvd.shutdown() or MPI_Finalize, not with os._exit(0)",
     ),
-    "left before init": _Cause(
+    "left before init": _Words(
         LeftEarly,
         "rank {rank} on {host} ended with exit code 0 after {after} and had not called {where},"
         " where {waits} waited for it",
         _IN_INIT,
     ),
-    "not in init": _Cause(
+    "not in init": _Words(
         StartTimeout,
         "{missing} {have} not called {where}, where {wait} for {limit_s:g} s ({variable})",
         f"{_IN_INIT}; or give a longer time if a rank prepares something before",
     ),
-    "init does not end": _Cause(
+    "init does not end": _Words(
         StartTimeout,
         "all ranks have called {where}, but it has not ended on {missing} after {limit_s:g} s"
         " ({variable})",
         "see that the hosts reach each other (hvdrun --check)",
     ),
-    "not started": _Cause(
+    "not started": _Words(
         StartTimeout,
         "the job has not started within {limit_s:g} s (--start-timeout):\n{hosts}",
         "check these hosts and the network between them, or give a longer --start-timeout",
     ),
-    "misplaced": _Cause(
+    "misplaced": _Words(
         MpirunFailed,
         "{starter} has started {ranks}; it has taken one host for another",
         "see that each host's own name (`hostname`) is no other host's and means this host"
         " everywhere, or list the hosts by their addresses (-H 10.0.0.1:2,10.0.0.2:2)",
     ),
-    "closed files": _Cause(
+    "closed files": _Words(
         MpirunFailed,
         "rank {rank} on {host} closed its file descriptors after {after}, MPI's connections to"
         " other ranks among them, and that ended the job ({failure})",
         _CLOSES,
     ),
-    "no start": _Cause(
+    "no start": _Words(
         MpirunFailed,
         "{starter} could not start the job ({ended}): {words}",
         "`hvdrun --dry-run` shows the command",
     ),
-    "mpirun ended": _Cause(
+    "mpirun ended": _Words(
         MpirunFailed,
         "{starter} ended the job ({ended}) while rank {rank} on {host} was running: {words}",
     ),
-    "host lost": _Cause(
+    "host lost": _Words(
         HostLost,
         "{host} is lost: {how}{said}",
         f"if it still runs, its ranks end by themselves; {_RESTART}",
     ),
-    "host gave up": _Cause(
+    "host gave up": _Words(
         HostLost,
         "{host} has ended its ranks, as it heard nothing from hvdrun for {silent_s:.0f} s"
         " (--host-timeout){why}",
         "check the network between this machine and it, or give a longer --host-timeout, then start"
         " the job again",
     ),
-    "not understood": _Cause(
+    "not understood": _Words(
         HostLost,
         "{who} sent {what}, which hvdrun can't read, so hvdrun has hung up and ends the job",
         "that process is broken, or its host runs another version of hvdlite",
     ),
-    "no program": _Cause(
+    "no program": _Words(
         CommandNotFound,
         "{program!r} was not found on {host} (rank {rank}): it is neither a path there nor in PATH",
         "correct the name, or install the program on every host",
     ),
-    "no right to run": _Cause(
+    "no right to run": _Words(
         CommandNotFound,
         "{program!r} can't be run on {host} (rank {rank}): {why}",
         "a script needs `python` before its name, or a #! line and chmod +x",
     ),
-    "not reached": _Cause(SshFailed, "{host} can't be reached by {way}: {why} ({said})", "{do}"),
-    "no agent": _Cause(
+    "not reached": _Words(SshFailed, "{host} can't be reached by {way}: {why} ({said})", "{do}"),
+    "no agent": _Words(
         HostSetupError,
         "ssh reached {host}, but hvdrun's agent could not start there: {said}",
         "every host needs the same installation at the same path ({python})",
     ),
-    "no login": _Cause(
+    "no login": _Words(
         HostSetupError,
         "ssh to {host} ended before hvdrun's agent started there: {said}",
         LOGIN.replace("{login}", "{host}"),
     ),
-    "refused": _Cause(HostSetupError, "{host} can't run ranks: {said}"),
-    "daemon failed": _Cause(
+    "refused": _Words(HostSetupError, "{host} can't run ranks: {said}"),
+    "daemon failed": _Words(
         HostSetupError,
         "ssh reached {host}, but MPI's daemon ended there with exit code {status}: {words}",
         "{do}",
@@ -206,7 +200,8 @@ def error(
     """One of these causes. A fact NAME_s can stand in its text as {NAME}, too: as a duration."""
     kind, what, remedy = _CAUSES[name]
     known = _in_words({**facts, "rank": rank, "host": host})
-    return kind(what.format(**known), remedy.format(**known), rank, host)
+    found: LaunchError = kind(what.format(**known), remedy.format(**known), rank, host)
+    return found
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, Any]:

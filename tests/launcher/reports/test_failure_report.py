@@ -116,7 +116,7 @@ def test_every_cause_is_a_word_of_a_closed_list_and_has_an_exit_code_between_64_
     page = (ROOT / "docs/reference/supervision.md").read_text().partition("| cause | is |")[2]
     listed = re.findall("`([a-z-]+)`", page.partition("\n\n")[0].replace("`evidence`", ""))
     causes = {kind.word for kind in [*kinds, LeftEarly]} | {
-        end.word for end in words._ENDS.values()
+        end.cause for end in words._ENDS.values()
     }
     assert {kind.word for kind, *_ in words._CAUSES.values()} < causes
     assert sorted(listed) == sorted(causes | {"internal-error"})

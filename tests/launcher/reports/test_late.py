@@ -191,11 +191,12 @@ def test_a_cause_that_explains_less_than_half_of_the_delay_is_none():
 LOADS = job([always(BASE_S)] * 4, [always(0.0), always(0.0), always(0.0), always(0.25)])
 
 
-BOTH = [always(0.5)] * 2
+TWO = [always(0.5)] * 2
+BOTH = [*TWO, always(1.5), always(1.5)]
 NOW_AND_THEN = [lambda step: 0.5 + (step % 3) / 64, lambda step: 0.515 + (step % 8 == 0)]
 SAID = {
     "a DataLoader": LOADS,
-    "two ranks compute longer": job([*BOTH, always(1.5), always(1.5)]),
+    "two ranks compute longer": job(BOTH),
     "many ranks compute longer": job([always(0.5)] * 12 + [always(1.5)] * 10),
     "a cgroup throttles a rank": job([always(0.5), always(1.5)], **throttled(0, 0.8)),
     # A DataLoader's workers are paid from the same quota.
@@ -207,9 +208,9 @@ SAID = {
     "stopped now and then": job(NOW_AND_THEN, **throttled(0, 0.8)),
     "one step": job([always(0.5), always(1.5)], count=1),
     "too few steps": job([always(0.5), always(1.5)], count=19),
-    "throttled, and nobody is late": job(BOTH, **throttled(0.3, 0.9)),
-    "what cgroups used": job(BOTH, **throttled(0.3, 0.9), cores=[1.0, 1.25]),
-    "not one number of each kind": job(BOTH, **throttled(0.3, 0.9), cores=[0.0, 1.25]),
+    "throttled, and nobody is late": job(TWO, **throttled(0.3, 0.9)),
+    "what cgroups used": job(TWO, **throttled(0.3, 0.9), cores=[1.0, 1.25]),
+    "not one number of each kind": job(TWO, **throttled(0.3, 0.9), cores=[0.0, 1.25]),
 }
 
 
