@@ -77,8 +77,7 @@ class Preflight:
     @property
     def exit_code(self) -> int:
         """0 if every host is ready, else the code of the worst failure."""
-        kinds = {finding.failure for finding in self.failures}
-        return next((kind.code for kind in ORDER if kind in kinds), 0)
+        return self.error("").code if self.failures else 0
 
     def unknown(self, request: Request) -> list[str]:
         return [host.name for host in hosts_of(request) if host.name not in self.hosts]
@@ -92,12 +91,11 @@ class Preflight:
         return notes
 
     def check(self) -> None:
-        """Raises the LaunchError of the worst failure, with a table of all."""
+        """Raises the worst failure, with a table of all."""
         if not self.failures:
             return
         from hvdrun.preflight.findings_table import table
 
-        kinds = {finding.failure for finding in self.failures}
         bad = {finding.host for finding in self.failures}
         all_hosts = {finding.host for finding in self.findings}
         waited = f" after {self.waited_s:.0f} s (--start-timeout)" if self.waited_s else ""
@@ -106,8 +104,16 @@ class Preflight:
             f" ready{waited}, and nothing was started"
         )
         summary += f"; {self.origin}\n" if self.origin else "\n"
-        text = summary + table([*self.failures, *self.warnings])
-        raise next(kind for kind in ORDER if kind in kinds)(text)
+        raise self.error(summary + table([*self.failures, *self.warnings]))
+
+    def error(self, text: str) -> LaunchError:
+        """That of the worst failure."""
+        kinds = {finding.failure for finding in self.failures}
+        bad = {finding.host for finding in self.failures}
+        host = bad.pop() if len(bad) == 1 else None
+        error = next(kind for kind in ORDER if kind in kinds)(text, host=host)
+        error.evidence = tuple(f"{f.host}: {f.text}; {f.remedy}" for f in self.failures)
+        return error
 
 
 def run(

@@ -25,23 +25,13 @@ class _Counter(NamedTuple):
 
 _STEPS = _Counter("steps", "steps of the rank's DistributedOptimizer", lambda each: each.steps)
 _COUNTERS = (
-    _Counter(
-        "step_seconds", "time of the rank's steps, without the first", lambda each: each.seconds
-    ),
-    _Counter("computing_seconds", "the part of it that is neither data nor waited", computing_s),
-    _Counter(
-        "data_seconds", "the part of it spent waiting for a DataLoader", lambda each: each.data
-    ),
-    _Counter(
-        "waited_seconds", "the part of it spent waiting for hvdlite", lambda each: each.waited
-    ),
+    _Counter("step_seconds", "time of the steps, without the first", lambda each: each.seconds),
+    _Counter("computing_seconds", "the part that is neither data nor waited", computing_s),
+    _Counter("data_seconds", "the part spent waiting for a DataLoader", lambda each: each.data),
+    _Counter("waited_seconds", "the part spent waiting for hvdlite", lambda each: each.waited),
     _Counter("cpu_seconds", "CPU time of the process in it", lambda each: each.cpu),
-    _Counter("cpu_periods", "periods of the cgroup's CPU quota in it", lambda each: each.periods),
-    _Counter(
-        "cpu_throttled_periods",
-        "those of them in which the quota was used up",
-        lambda each: each.stopped,
-    ),
+    _Counter("cpu_periods", "periods of the cgroup's CPU quota", lambda each: each.periods),
+    _Counter("cpu_throttled_periods", "those in which it was used up", lambda each: each.stopped),
 )
 
 

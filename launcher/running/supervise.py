@@ -69,6 +69,7 @@ def supervise(
         attempt = 1
         while True:
             is_last = attempt == ATTEMPTS
+            supervision.report.attempts = attempt
             job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
             try:
                 return job.run()
@@ -123,11 +124,13 @@ class Supervisor:
         self.screen = screen
         self.waker = waker
         self.is_last = is_last
+        self.report = supervision.report
         self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
         self.results = os.environ.get(notes.RESULTS_FILE, "")
         self.request, self.cwd = supervision.request, supervision.cwd
+        self.report = supervision.report
         self.metrics_file: MetricsFile | None = None
         if self.request.metrics_file:
             self.metrics_file = MetricsFile(self.request.metrics_file, self._metrics)
@@ -155,7 +158,7 @@ class Supervisor:
             raise StartedBadly
         was_ended = self.course.signal is not None
         try:
-            code = result.show(self.course, self.screen)
+            code = result.show(self.course, self.screen, self.report)
         finally:
             if self.metrics_file is not None:
                 self.metrics_file.end()

@@ -21,10 +21,8 @@ from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import RankSaid
 from hvdrun.machine.looks import look
 from hvdrun.machine.notes import PULSE
-from hvdrun.monitor.figures import figures_of
-from hvdrun.monitor.verdicts import Verdicts
-from hvdrun.monitor.view import Look, render
-from hvdrun.monitor.words import line
+from hvdrun.monitor.figures import Verdicts, figures_of
+from hvdrun.monitor.view import Look, line, render
 from hvdrun.plan.hosts import parse_hostfile, parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse

@@ -2,24 +2,23 @@
 
 import errno
 import os
-from types import SimpleNamespace
 
 import pytest
 
-from hvdrun.output import screen
-from hvdrun.output.box_files import write_boxes
+from hvdrun.output import output_dir
+from hvdrun.output.output_dir import OutputDir
 
 
 def test_what_an_earlier_job_has_left_there_is_removed_and_nothing_else(tmp_path):
     folder = tmp_path / "black-box"
-    write_boxes(str(tmp_path), 12, {rank: ["old"] for rank in range(12)}, ["old"])
+    OutputDir(str(tmp_path), 12).keep_operations({rank: ["old"] for rank in range(12)}, ["old"])
     (tmp_path / "elsewhere").write_text("mine")
     (folder / "rank.99.jsonl").symlink_to(tmp_path / "elsewhere")
     (folder / "rank.98.jsonl").mkdir()
     for name in ("rank.x.jsonl", "rank.1.jsonl.gz", "notes.txt"):
         (folder / name).write_text("mine")
-    path = write_boxes(str(tmp_path), 2, {1: ["new"]}, ["all"])
-    assert path == str(folder)
+    line = OutputDir(str(tmp_path), 2).keep_operations({1: ["new"]}, ["all"])
+    assert line == f"hvdrun: the ranks' last operations are in {folder}"
     assert {each.name for each in folder.iterdir()} == {
         *("rank.0.jsonl", "rank.1.jsonl", "summary.txt"),
         *("rank.99.jsonl", "rank.98.jsonl", "rank.x.jsonl", "rank.1.jsonl.gz", "notes.txt"),
@@ -38,8 +37,7 @@ def test_in_a_folder_that_is_another_users_symlink_nothing_is_removed(tmp_path):
     trap = tmp_path / "black-box"
     trap.symlink_to(elsewhere)
     os.chown(trap, 4321, 4321, follow_symlinks=False)
-    with pytest.raises(PermissionError, match="this symlink"):
-        write_boxes(str(tmp_path), 2, {}, [])
+    assert "this symlink" in OutputDir(str(tmp_path), 2).keep_operations({}, [])
     assert (elsewhere / "summary.txt").read_text() == "mine"
 
 
@@ -51,11 +49,12 @@ def test_in_a_folder_that_is_another_users_symlink_nothing_is_removed(tmp_path):
         (OSError("it is strange"), "it is strange"),
     ],
 )
-def test_why_there_are_no_files_is_said(monkeypatch, error, why):
+def test_why_there_are_no_files_is_said(monkeypatch, tmp_path, error, why):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(screen, "write_boxes", fail)
-    there = SimpleNamespace(_folder="/logs", _num_proc=2)
-    line = screen.Screen.keep_operations(there, {}, [])
+    there = OutputDir(str(tmp_path), 2)
+    monkeypatch.setattr(output_dir, "_write", fail)
+    line = there.keep_operations({}, [])
     assert line == f"hvdrun: the ranks' last operations are not in --output-dir: {why}"
+    assert there.keep_metrics("{}") == f"hvdrun: --output-dir has no metrics.json: {why}"
