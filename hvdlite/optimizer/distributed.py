@@ -131,29 +131,6 @@ def DistributedOptimizer(
         RuntimeError: DDP or FSDP has wrapped the model; if it does so later, the first reduction
             raises this.
 
-    With `shard`, `.grad` is None when a communicating `backward()` returns. What this rank has of
-    a gradient is `optimizer.sharded_grad(param)`. torch's own element-wise optimizers (SGD, Adam,
-    AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adagrad, Adadelta, ASGD) are cut anywhere, and so
-    are classes that set `hvdlite_elementwise = True`; any other class gets whole parameters, dealt
-    out by size. Parameters with sparse gradients are not divided. `hvd.join` is an error.
-
-    Returns:
-        An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
-        no_sync, set_backward_passes_per_step, set_weight and wait_for_parameters besides; with
-        `shard` or shared parameters also sharded_grad.
-
-    Raises:
-        ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;
-            another op; predivide with an op other than Average; a parameter in two groups; a
-            process set that is not registered; shard with Adasum, LBFGS or differentiable=True;
-            free_gradients with Adasum; overlap_forward without shard, or a model that has none of
-            the parameters. With HVDLITE_DETERMINISTIC=virtual:V: another backward_passes_per_step,
-            Adasum, compression, gradient_predivide_factor, sparse_as_dense, shard, parameters that
-            are shared or on a GPU, or a process set whose size does not divide V.
-
-        RuntimeError: DDP or FSDP has wrapped the model; if it does so later, the first reduction
-            raises this.
-
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
