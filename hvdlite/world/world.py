@@ -152,9 +152,9 @@ def enter(world: World) -> None:
 def shutdown() -> None:
     """Leaves the world. Not collective, and does not wait for any rank.
 
-    This rank's pending operations fail; an operation of other ranks that needs this rank fails
-    there, with an error that says that it has left. `init` works again afterwards, if all ranks
-    call it; not in a job with servers, which end. Runs by itself when the process ends.
+    This rank's pending operations fail. Other ranks' operations that need this rank fail there,
+    with an error that it has left. `init` works again afterwards if all ranks call it, but not in a
+    job with servers, which end. Runs by itself when the process ends.
 
     Example:
         >>> hvd.shutdown()
