@@ -40,11 +40,10 @@ from hvdrun.plan import (
 )
 from hvdrun.plan.command import build
 from hvdrun.plan.hosts import Host, few, parse_hostfile
-from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
+from hvdrun.plan.job_hosts import hosts_of, is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.starter import Allocation
-from hvdrun.preflight import own_interfaces
 from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
@@ -52,6 +51,14 @@ from hvdrun.running.attempts import supervise
 from hvdrun.running.node_signals import NodeSignals
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
+
+
+def _own_interfaces(request: Request, facts: LocalFacts) -> None:
+    if request.network_interfaces:
+        from hvdrun.preflight.interface_options import check_own
+
+        check_own(request, facts)
+
 
 Check = Callable[[Request, LocalFacts], str | None]
 # Of what the user asks for, in this order: before any host is asked, and again once the number of
@@ -61,7 +68,7 @@ CHECKS: tuple[Check, ...] = (
     fault_note.check,
     server_count.check,
     counted_knobs.check,
-    own_interfaces.check,
+    _own_interfaces,
 )
 
 # Runs as a job of one rank, so that it shows MPI at work.
@@ -235,9 +242,9 @@ def _check_hosts(request: Request) -> int:
 
     found = facts.gather(request)
     counted_knobs.check(request, found)
-    own_interfaces.check(request, found)
+    _own_interfaces(request, found)
     mpi = _mpi(request, found)
-    seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
+    seen = preflight.run(request, mpi, found, fresh=True, is_check=True)
     click.echo(table(seen.findings, stream=1))
     return seen.exit_code
 
@@ -263,7 +270,7 @@ def launch(
     of other nodes, if each host runs an hvdrun."""
     if request.check:
         return _check_hosts(request)
-    files_before = lacking.raise_files(ranks=1)
+    files_before = lacking.raise_files(1, len(hosts_of(request)))
     found = facts.gather(request)
     _findings(request, found)
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None
@@ -310,7 +317,9 @@ def launch(
         output.say(f"hvdrun: {line}")
     code = None
     try:
-        code = supervise(command, screen, Supervision(request, found.cwd, requeue), node_signals)
+        supervision = Supervision(request, found.cwd, requeue)
+        kept = seen.connections if seen else None
+        code = supervise(command, screen, supervision, node_signals, kept)
         return code
     finally:
         if seen and code not in (0, CTRL_C):

@@ -101,6 +101,12 @@ def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def for_connections(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ssh gets, or a scheduler's program that reaches hosts in its place."""
+    found = (without_step_variables if REACH in environ else inheritable)(environ)
+    return found | {name: environ[name] for name in (NODES,) if name in environ}
+
+
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """hvdrun's environment without the variables that belong to one process."""
     ours = {"OMP_NUM_THREADS"} if environ.get(THREADS) == environ.get("OMP_NUM_THREADS") else ()

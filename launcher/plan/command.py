@@ -6,8 +6,6 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 
-from hvdrun.agent.rank_variables import BOUND, UNBOUND, VERBOSE
-from hvdrun.agent.shim import escape
 from hvdrun.errors import UsageError
 from hvdrun.machine import results
 from hvdrun.machine.environment import (
@@ -21,6 +19,7 @@ from hvdrun.machine.environment import (
     inheritable,
     is_of_the_host,
 )
+from hvdrun.machine.remote_words import BOUND, UNBOUND, VERBOSE, escape
 from hvdrun.plan import shared_memory
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import SharedMemory

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 from hvdrun.agent.frames import Waker
+from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.signals import heeded
 from hvdrun.errors import LacksResource
 from hvdrun.job.supervision import Supervision
@@ -26,8 +27,15 @@ def supervise(
     screen: Screen,
     supervision: Supervision,
     node_signals: NodeSignals | None = None,
+    kept: dict[str, HostConnection] | None = None,
 ) -> int:
-    """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
+    """Runs the job and returns its exit code. kept: connections to hosts, for the first attempt.
+
+    Raises LaunchError if hvdrun itself failed.
+    """
+    kept = kept or {}
+    for host in kept.keys() - {share.host.name for share in command.shares}:
+        kept.pop(host).kill()
     with _hosts_file(command):
         set_subreaper()
         if node_signals is not None:
@@ -38,7 +46,7 @@ def supervise(
         attempt = 1
         while True:
             is_last = attempt == ATTEMPTS
-            job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
+            job = Supervisor(command, screen, supervision, waker, is_last, node_signals, kept)
             try:
                 return job.run()
             except StartedBadly:

@@ -31,12 +31,12 @@ from hvdrun.agent.frames import (
     RESULT,
     SIGNAL,
     SIGNALLED,
-    VARIABLES,
     WITH_STACK,
     WITH_STACK_AND_BOX,
     Waker,
     write_all,
 )
+from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.agent.signals import ENDS_JOB, PASSED_ON
@@ -86,7 +86,13 @@ from hvdrun.job.events import (
 from hvdrun.job.signs_of_life import Pauses
 from hvdrun.job.supervision import Supervision
 from hvdrun.machine import results
-from hvdrun.machine.environment import LINK, for_launchers, pack, pack_host_variables
+from hvdrun.machine.environment import (
+    LINK,
+    for_connections,
+    for_launchers,
+    pack,
+    pack_host_variables,
+)
 from hvdrun.machine.processes import (
     die_with_parent,
     kill_descendants,
@@ -130,7 +136,9 @@ class Supervisor:
         waker: Waker,
         is_last: bool,
         node_signals: NodeSignals | None,
+        kept: dict[str, HostConnection],
     ) -> None:
+        """kept: preflight's connections, by host."""
         self.course = Course(command, time.monotonic(), supervision)
         self.command = command
         self.screen = screen
@@ -148,6 +156,7 @@ class Supervisor:
             self.metrics_file = MetricsFile(self.request.metrics_file, self._metrics)
         self.monitor: Monitor | None = None
         self.links: set[HostLink] = set()
+        self.kept = kept
         self.pauses = Pauses(clock())
 
     # ------------------------------------------------------------ the loop
@@ -199,6 +208,8 @@ class Supervisor:
             self.askers.close()
             for link in list(self.links):
                 link.close()
+            while self.kept:  # which mpirun has not wanted
+                self.kept.popitem()[1].kill()
             self.local_ranks.kill()
             kill_descendants()
             remove_sessions({*self.local_ranks.sessions, *self._own_session()})
@@ -405,14 +416,20 @@ class Supervisor:
                     "less, or write it to a file"
                 ) from None
 
-    def _new_link(self, sock: socket.socket, host: str, stderr: int) -> None:
+    def _new_link(self, asker: socket.socket, wish: list[bytes]) -> None:
+        """The role ssh wants MPI's daemon on a host."""
+        # Not with options of the user's for ssh.
+        kept = None if wish[1] else self.kept.pop(os.fsdecode(wish[0]), None)
+        if kept is not None:
+            kept.read_all()  # whether it has ended
         link = HostLink(
-            host,
-            sock,
-            stderr,
+            asker,
+            wish,
+            None if kept is None or kept.closed else kept,
+            for_connections(self.command.environment),
             self.secret,
             self.selector,
-            partial(self._deliver, host=host),
+            partial(self._deliver, host=wish[0].decode(errors="replace")),
             self._tell,
             self.stdin.wanted_by,
             self._link_closed,
@@ -420,9 +437,9 @@ class Supervisor:
             self.command.num_proc,
             self.variables,
         )
-        link.send(VARIABLES, pack(self.command.environment))  # for the role ssh, not the host
         self.links.add(link)
-        self._tell(HostConnected(host))
+        self._tell(HostConnected(link.host))
+        link.begin()
 
     def _link_closed(self, link: HostLink) -> None:
         self.links.discard(link)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrun.agent.shim import escape, unescape
 from hvdrun.agent.ssh import destination
 from hvdrun.errors import HostSetupError, TooManyProcesses, UsageError
 from hvdrun.machine.environment import for_launchers
+from hvdrun.machine.remote_words import escape, unescape
 from hvdrun.plan.command import build
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.host_facts import HostFacts, Interface, SharedMemory
