@@ -35,7 +35,7 @@ def main() -> None:
     sys.modules["hvdrun"] = package
     role, arguments = sys.argv[1], sys.argv[2:]
     if role.endswith("rank"):
-        from hvdrun.agent import shim
+        from hvdrun.agent.rank import shim
 
         shim.main(arguments, role)
     if role in ("ssh", "reach"):

@@ -46,7 +46,7 @@ CLOSED = b"C"
 LOOK, LOOKED = b"L", b"l"
 WITH_STACK = b"stack"
 WITH_STACK_AND_BOX = b"stack and black box"
-# keeper → supervisor, before EXIT: the rank's last operations (see rank_notes)
+# keeper → supervisor, before EXIT: the rank's last operations (see rank.notes)
 BLACK_BOX = b"A"
 BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked for
 KEEPER_GONE = b"K"  # the connection to a keeper ended

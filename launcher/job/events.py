@@ -47,7 +47,7 @@ class RankLooked:
 
 @dataclass(slots=True)
 class RankRecorded:
-    """The rank's last operations, as its keeper packs them (`agent.rank_notes`). is_running: as it
+    """The rank's last operations, as its keeper packs them (`agent.rank.notes`). is_running: as it
     looked at its stack; else they come before its RankEnded."""
 
     rank: int

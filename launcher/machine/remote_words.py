@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# The agent's roles beside a rank (see agent.spawn.bind).
+# The agent's roles beside a rank (see agent.rank.spawn.bind).
 BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 # No shell gives these a meaning inside of a word.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*")

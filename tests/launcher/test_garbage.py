@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdrun.agent import frames
-from hvdrun.agent.rank_stack import RankStack
+from hvdrun.agent.rank.notes import RankStack
 from hvdrun.command_line import config_file
 from hvdrun.command_line.cli import cli
 from hvdrun.errors import HostListError, UsageError

@@ -209,7 +209,7 @@ def test_ranks_are_near_their_gpus_where_that_costs_them_no_cores(
 # The rank's end of things, where its GPU is at node 0. In a process of its own, as it is for good.
 RANK = """
 import sys
-from hvdrun.agent import shim, spawn
+from hvdrun.agent.rank import shim, spawn
 from hvdrun.machine.binding import CpuShare
 from hvdrun.machine.near_gpu import Near, prefer_memory_of
 

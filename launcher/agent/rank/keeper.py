@@ -12,11 +12,10 @@ from typing import NoReturn
 
 from hvdrun.agent import frames, signals
 from hvdrun.agent.frames import Waker, frame, receive, send, unpack, write_all
-from hvdrun.agent.oom import oom_kills, was_out_of_memory
-from hvdrun.agent.pmi import Relay
-from hvdrun.agent.rank_notes import RankBox, RankNotes
-from hvdrun.agent.rank_stack import RankStacks
-from hvdrun.agent.spawn import bind, spawn
+from hvdrun.agent.rank.notes import RankBox, RankNotes, RankStacks
+from hvdrun.agent.rank.oom import oom_kills, was_out_of_memory
+from hvdrun.agent.rank.pmi import Relay
+from hvdrun.agent.rank.spawn import bind, spawn
 from hvdrun.machine.environment import (
     EXPORTED,
     KEEPER,

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 from hvdrun.agent import signals
 from hvdrun.agent.frames import EXIT, frame, send, write_all
-from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.agent.spawn import become, bind, by_launcher
+from hvdrun.agent.rank.keeper import Keeper
+from hvdrun.agent.rank.spawn import become, bind, by_launcher
 from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
 from hvdrun.machine.remote_words import unescape
