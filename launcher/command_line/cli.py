@@ -44,7 +44,6 @@ from hvdrun.plan.job_hosts import hosts_of, is_remote, is_started_everywhere, wi
 from hvdrun.plan.local_facts import LocalFacts, is_local
 from hvdrun.plan.request import Request
 from hvdrun.plan.starter import Allocation
-from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
 from hvdrun.running.attempts import supervise
@@ -185,6 +184,8 @@ def cli(
     if check_build:
         return _check_build(request)
     if others["rendezvous_secret_file"]:
+        from hvdrun.rendezvous import secret
+
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too

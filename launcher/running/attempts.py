@@ -6,9 +6,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import Waker
-from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.signals import heeded
 from hvdrun.errors import LacksResource
 from hvdrun.job.supervision import Supervision
@@ -18,6 +18,9 @@ from hvdrun.output.screen import Screen
 from hvdrun.plan.command import Command
 from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.supervise import StartedBadly, Supervisor
+
+if TYPE_CHECKING:
+    from hvdrun.agent.host_connection import HostConnection
 
 ATTEMPTS = 3
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import CHUNK, STDIN
-from hvdrun.running.host_link import HostLink
+
+if TYPE_CHECKING:  # it is loaded for the first other host
+    from hvdrun.running.host_link import HostLink
 
 
 class Stdin:

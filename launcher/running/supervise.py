@@ -36,7 +36,6 @@ from hvdrun.agent.frames import (
     Waker,
     write_all,
 )
-from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.agent.signals import ENDS_JOB, PASSED_ON
@@ -106,14 +105,15 @@ from hvdrun.output.screen import Screen
 from hvdrun.output.terminal import Terminal
 from hvdrun.plan.command import Command
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, Askers
-from hvdrun.running.host_link import HostLink
 from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.node_signals import NodeSignals
 from hvdrun.running.requeue import requeue
 from hvdrun.running.stdin import Stdin
 
-if TYPE_CHECKING:  # it loads rich, which only --monitor needs
+if TYPE_CHECKING:  # they are loaded for the first other host, and for --monitor, which needs rich
+    from hvdrun.agent.host_connection import HostConnection
     from hvdrun.monitor.monitor import Monitor
+    from hvdrun.running.host_link import HostLink
 
 # After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
@@ -418,6 +418,8 @@ class Supervisor:
 
     def _new_link(self, asker: socket.socket, wish: list[bytes]) -> None:
         """The role ssh wants MPI's daemon on a host."""
+        from hvdrun.running.host_link import HostLink
+
         # Not with options of the user's for ssh.
         kept = None if wish[1] else self.kept.pop(os.fsdecode(wish[0]), None)
         if kept is not None:
