@@ -29,10 +29,8 @@ from hvdrun.plan.checks import check_counted_knobs, check_faults, check_servers
 from hvdrun.plan.command import build
 from hvdrun.plan.facts import LocalFacts, is_local
 from hvdrun.plan.hosts import Host, few, parse_hostfile
-from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
+from hvdrun.plan.job_hosts import hosts_of, is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.request import Allocation, Request
-from hvdrun.preflight import own_interfaces
-from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
 from hvdrun.reports.report_file import ReportFile
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
@@ -40,6 +38,14 @@ from hvdrun.running.sources import NodeSignals
 from hvdrun.running.supervise import supervise
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
+
+
+def _own_interfaces(request: Request, facts: LocalFacts) -> None:
+    if request.network_interfaces:
+        from hvdrun.preflight.interface_options import check_own
+
+        check_own(request, facts)
+
 
 Check = Callable[[Request, LocalFacts], str | None]
 # Of what the user asks for, in this order: before any host is asked, and again once the number of
@@ -49,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
     check_faults,
     check_servers,
     check_counted_knobs,
-    own_interfaces.check,
+    _own_interfaces,
 )
 
 # Runs as a job of one rank, so that it shows MPI at work.
@@ -163,6 +169,8 @@ def cli(
     if check_build:
         return _check_build(request)
     if others["rendezvous_secret_file"]:
+        from hvdrun.rendezvous import secret
+
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
@@ -224,9 +232,9 @@ def _check_hosts(request: Request, report: ReportFile) -> int:
 
     found = facts.gather(request)
     check_counted_knobs(request, found)
-    own_interfaces.check(request, found)
+    _own_interfaces(request, found)
     mpi = _mpi(request, found)
-    seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
+    seen = preflight.run(request, mpi, found, fresh=True, is_check=True)
     click.echo(table(seen.findings, stream=1))
     if seen.failures:
         report.fail(seen.error(f"not every host is ready:\n{table(seen.failures)}"))
@@ -256,7 +264,7 @@ def launch(
     report = report or ReportFile()
     if request.check:
         return _check_hosts(request, report)
-    files_before = lacking.raise_files(ranks=1)
+    files_before = lacking.raise_files(1, len(hosts_of(request)))
     found = facts.gather(request)
     _findings(request, found)
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None
@@ -305,7 +313,8 @@ def launch(
     code = None
     try:
         supervision = Supervision(request, found.cwd, requeue, report)
-        code = supervise(command, screen, supervision, node_signals)
+        kept = seen.connections if seen else None
+        code = supervise(command, screen, supervision, node_signals, kept)
         return code
     finally:
         if seen and code not in (0, CTRL_C):

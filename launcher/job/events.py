@@ -101,7 +101,7 @@ class RankLooked(NamedTuple):
 
 
 class RankRecorded(NamedTuple):
-    """The rank's last operations, as its keeper packs them (`agent.rank_box`). is_running: as it
+    """The rank's last operations, as its keeper packs them (`agent.rank.notes`). is_running: as it
     looked at its stack; else they come before its RankEnded."""
 
     rank: int

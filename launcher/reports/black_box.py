@@ -1,4 +1,4 @@
-"""A rank's last operations, from what its keeper has sent (`agent.rank_box`). Pure.
+"""A rank's last operations, from what its keeper has sent (`agent.rank.notes`). Pure.
 
 The bytes are the rank's own: whatever stands there, reading it ends, and texts are printable.
 """

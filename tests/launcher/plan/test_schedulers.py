@@ -1,27 +1,22 @@
 """A scheduler that starts ranks is one file and one row."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 import pytest
 
 from hvdrun.plan import schedulers
-from hvdrun.plan.request import Allocation
+from hvdrun.plan.request import Allocation, Starter
 from hvdrun.plan.schedulers.scheduler import Scheduler
 from hvdrun.preflight.question import probe_command
 from hvdrun.ssh_errors import Trouble
 from tests.launcher.plan.test_command import AGENT, FACTS, MPICH_5, OPENMPI_5, argv, command
 
 
-class Flux(NamedTuple):
+class Flux(Starter):
     """The starter of a scheduler that hvdrun does not know."""
 
-    program: str
-    scheduler: str = "Flux"
-    unwanted: tuple[str, ...] = ("FLUX_SIZE",)
-    variables: Mapping[str, str] = MappingProxyType({})
+    scheduler = "Flux"
+    unwanted = ("FLUX_SIZE",)
 
     def connection(self, host):
         return [self.program, "exec", "-h", host]
@@ -67,7 +62,7 @@ def test_its_program_stands_in_sshs_place_where_mpirun_starts_the_ranks():
 
 def test_preflight_asks_the_hosts_by_it():
     words = probe_command(None, FLUX.hosts[1], FACTS, {}, STARTER)
-    assert tuple(words[:-1]) == argv(f"/bin/flux exec -h b {AGENT} probe")
+    assert tuple(words[:-1]) == argv(f"/bin/flux exec -h b {AGENT} host")
 
 
 def test_its_hosts_its_program_and_what_it_says_are_known():

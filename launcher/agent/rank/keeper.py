@@ -10,39 +10,12 @@ import socket
 import time
 from typing import NoReturn
 
-from hvdrun.agent import signals
-from hvdrun.agent.frames import (
-    BLACK_BOX,
-    BLACK_BOX_NOW,
-    CLOSED,
-    END,
-    EXIT,
-    GO,
-    GRACE_S,
-    LOOK,
-    LOOKED,
-    NOTE,
-    RANK,
-    RELEASE,
-    SIGNAL,
-    SIGNALLED,
-    VARIABLES,
-    WITH_STACK,
-    WITH_STACK_AND_BOX,
-    Waker,
-    frame,
-    receive,
-    send,
-    unpack,
-    write_all,
-)
-from hvdrun.agent.oom import oom_kills, was_out_of_memory
-from hvdrun.agent.pmi import Relay
-from hvdrun.agent.rank_box import RankBox
-from hvdrun.agent.rank_notes import RankNotes
-from hvdrun.agent.rank_stack import RankStacks
-from hvdrun.agent.rank_variables import bind
-from hvdrun.agent.spawn import spawn
+from hvdrun.agent import frames, signals
+from hvdrun.agent.frames import Waker, frame, receive, send, unpack, write_all
+from hvdrun.agent.rank.notes import RankBox, RankNotes, RankStacks
+from hvdrun.agent.rank.oom import oom_kills, was_out_of_memory
+from hvdrun.agent.rank.pmi import Relay
+from hvdrun.agent.rank.spawn import bind, spawn
 from hvdrun.machine.environment import (
     EXPORTED,
     KEEPER,
@@ -114,11 +87,11 @@ class Keeper:
         self.buffer = bytearray()
 
     def keep(self, command: list[str], environment: dict[str, str], role: str) -> NoReturn:
-        """role: see `rank_variables.bind`."""
+        """role: see `spawn.bind`."""
         os.setsid()
         outputs = [os.pipe() for _ in range(3 if RESULT_PIPE in environment else 2)]
         readers = [reader for reader, _ in outputs]
-        self._tell(RANK, self.session.encode(), readers)
+        self._tell(frames.RANK, self.session.encode(), readers)
         stdin, host, variables = self._await_go()
         if variables is not None:
             environment = with_job_variables(environment, variables)
@@ -156,7 +129,7 @@ class Keeper:
                 self._shim_gone()
             are_open = relay.hear(ready), notes.hear()
             if not all(are_open) and self.pid and not (self.is_ending or is_exiting(self.pid)):
-                self._tell(CLOSED, b"closed %d" % time.monotonic_ns())
+                self._tell(frames.CLOSED, b"closed %d" % time.monotonic_ns())
             self._notice_stops()
             self._reap(relay, notes)
             if self.sock.fileno() in ready:
@@ -173,7 +146,7 @@ class Keeper:
     def _remove_session(self) -> None:
         """Removes the session folder, which the daemon leaves behind if it is killed."""
         os.closerange(0, MOST_FDS)  # the daemon waits until the rank's descriptors are closed
-        end = time.monotonic() + GRACE_S
+        end = time.monotonic() + frames.GRACE_S
         with contextlib.suppress(OSError):
             while time.monotonic() < end:
                 os.kill(self.daemon, 0)
@@ -197,12 +170,12 @@ class Keeper:
         elif note.startswith(RANKS_BOX) and fds:
             self.box.keep(fds.pop(0))
         else:
-            self._tell(NOTE, note)
+            self._tell(frames.NOTE, note)
         for fd in fds:
             os.close(fd)
 
     def _tell_end(self, how: str) -> None:
-        self._tell(EXIT, f"{how} {time.monotonic_ns()}".encode())
+        self._tell(frames.EXIT, f"{how} {time.monotonic_ns()}".encode())
 
     def _await_go(self) -> tuple[int, bytes, bytes | None]:
         """Standard input for the command; the variables of this host, if hvdrun runs on another
@@ -217,14 +190,14 @@ class Keeper:
             self.buffer += data
             given += fds
             for kind, _, payload in unpack(self.buffer):
-                if kind == VARIABLES:
+                if kind == frames.VARIABLES:
                     variables = payload
-                elif kind == END:
+                elif kind == frames.END:
                     self.asked = True
                     self._end(time.monotonic(), *signals.unpack(payload))
-                elif kind == SIGNAL:
+                elif kind == frames.SIGNAL:
                     self._pass_on(payload)
-                elif kind == GO:
+                elif kind == frames.GO:
                     host = payload
                     stdin = given[0] if given else os.open(os.devnull, os.O_RDONLY)
         return stdin, host, variables
@@ -282,7 +255,7 @@ class Keeper:
         relay.hear({fd for fd, _ in self.poll.poll(0)})  # its last message may be unread
         notes.hear()
         if operations := self.box.read(all_of_them=code != 0):
-            self._tell(BLACK_BOX, operations)
+            self._tell(frames.BLACK_BOX, operations)
         self._tell_end(f"{'asked ' if self.asked else 'late ' if late else ''}{text}")
         if code == 0 and not relay.is_in_mpi and not self.is_ending:
             self.released = True
@@ -310,28 +283,28 @@ class Keeper:
         if not data:
             self.poll.unregister(self.sock)
             self.released = self.orphaned = True
-            self._end(time.monotonic(), signal.SIGTERM, GRACE_S)
+            self._end(time.monotonic(), signal.SIGTERM, frames.GRACE_S)
         self.buffer += data
         for kind, _, payload in unpack(self.buffer):
-            if kind == END:
+            if kind == frames.END:
                 self._end(time.monotonic(), *signals.unpack(payload))
-            elif kind == RELEASE:
+            elif kind == frames.RELEASE:
                 self.released = True
-            elif kind == SIGNAL:
+            elif kind == frames.SIGNAL:
                 self._pass_on(payload)
-            elif kind == LOOK:
+            elif kind == frames.LOOK:
                 answer = b""  # which hvdrun drops
                 with contextlib.suppress(OSError, ValueError):
                     answer = self._look(payload)
-                self._tell(LOOKED, answer)
+                self._tell(frames.LOOKED, answer)
 
     def _look(self, what: bytes) -> bytes:
         from hvdrun.machine.looks import look
 
         stack = None
-        if what == WITH_STACK_AND_BOX and (operations := self.box.read(all_of_them=True)):
-            self._tell(BLACK_BOX_NOW, operations)
-        if what in (WITH_STACK, WITH_STACK_AND_BOX):
+        if what == frames.WITH_STACK_AND_BOX and (operations := self.box.read(all_of_them=True)):
+            self._tell(frames.BLACK_BOX_NOW, operations)
+        if what in (frames.WITH_STACK, frames.WITH_STACK_AND_BOX):
             stack = self._stack()
         stopped_s = None if self.stopped_at is None else time.monotonic() - self.stopped_at
         return look(self.pid, stack, stopped_s)
@@ -340,14 +313,14 @@ class Keeper:
         stack = self.stacks.newest()
         if stack is None:
             return [], NOT_OFFERED
-        frames, why = stack.read()
-        if not frames and (last := stack.frames_in(self.box.lines())):
+        found, why = stack.read()
+        if not found and (last := stack.frames_in(self.box.lines())):
             return last, f"{why}; {LAST_WAITED}" if why else LAST_WAITED
-        return frames, why
+        return found, why
 
     def _pass_on(self, request: bytes) -> None:
         answer = signals.pass_on(self.pid, int(request.split()[0])) if self.pid else b"absent"
-        self._tell(SIGNALLED, b"%s %s" % (request, answer))
+        self._tell(frames.SIGNALLED, b"%s %s" % (request, answer))
 
     def _end(self, begin: float, first: int, grace_s: float) -> None:
         self.shared_files.look(self.pid)

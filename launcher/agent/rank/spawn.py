@@ -1,16 +1,21 @@
-"""A rank's place in the job, from MPI's or srun's variables, and what the rank gets from that."""
+"""From an agent to the user's command: a rank's place in the job, from MPI's or srun's variables,
+and what it gets from that; then cores, signals and open files, and exec."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Mapping
+from typing import NoReturn
 
+from hvdrun.agent import signals
 from hvdrun.agent.frames import write_all
 from hvdrun.machine.binding import here, thread_variables
-from hvdrun.machine.environment import PLACE
+from hvdrun.machine.environment import FILES, PLACE
 from hvdrun.machine.gpus import prefer_memory_of
-
-BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
+from hvdrun.machine.limits import set_open_files
+from hvdrun.machine.remote_words import UNBOUND, VERBOSE
 
 # Per MPI: rank, size, rank on the host, number of ranks on the host.
 RANK_VARIABLES = (
@@ -80,3 +85,51 @@ def local_rank_and_size(given: Mapping[str, str]) -> tuple[int, int]:
     """The local rank and the number of local ranks, from MPI or srun."""
     found = by_launcher(given)
     return int(found.get("LOCAL_RANK", "0")), int(found.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def spawn(
+    command: list[str],
+    environment: dict[str, str],
+    files: Mapping[int, int],
+    cpus: frozenset[int] | None,
+) -> tuple[int, int]:
+    """Starts the command on these hardware threads, in a process group of its own: (pid, 0), or
+    (0, errno). `files`: its descriptors → ours. It inherits all others, as some may be MPI's."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            for number, fd in files.items():
+                os.dup2(fd, number)
+            become(command, environment, cpus)
+        except OSError as error:
+            os.write(writer, b"%d" % (error.errno or errno.EIO))
+        finally:
+            os._exit(127)
+    os.close(writer)
+    with contextlib.suppress(OSError):  # the child does it too, in case it comes first
+        os.setpgid(pid, pid)
+    failure = os.read(reader, 16)
+    os.close(reader)
+    if failure:
+        os.waitpid(pid, 0)
+        return 0, int(failure)
+    return pid, 0
+
+
+def become(
+    command: list[str], environment: dict[str, str], cpus: frozenset[int] | None
+) -> NoReturn:
+    """Raises OSError if there is no such program."""
+    if cpus is not None:
+        # For good. A cpuset that has changed meanwhile is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+    signals.set_default()
+    if FILES in environment:
+        # The user's own limit of open files, which was raised for MPI. Last, as this process has
+        # files with numbers above that limit, and can open no more then.
+        os.get_exec_path(environment)  # imports what execvpe needs
+        set_open_files(int(environment.pop(FILES)))
+    os.execvpe(command[0], command, environment)

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 from hvdrun.agent import signals
 from hvdrun.agent.frames import EXIT, frame, send, write_all
-from hvdrun.agent.keeper import Keeper
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.agent.rank_variables import bind, by_launcher
-from hvdrun.agent.spawn import become
-from hvdrun.machine.environment import LINK, NODES, PATIENCE, unescape
+from hvdrun.agent.rank.keeper import Keeper
+from hvdrun.agent.rank.spawn import become, bind, by_launcher
+from hvdrun.machine.environment import LINK, NODES, PATIENCE
 from hvdrun.machine.limits import LACKING
+from hvdrun.machine.remote_words import unescape
 
 UNREACHABLE = (
     "hvdrun: rank {rank} was not started: neither hvdrun nor its agent runs on {host}, so nothing"
@@ -27,7 +27,7 @@ UNREACHABLE = (
 
 
 def main(arguments: list[str], role: str) -> NoReturn:
-    """role: see `rank_variables.bind`."""
+    """role: see `spawn.bind`."""
     command = unescape(arguments)
     environment = dict(os.environ)
     rank = int(by_launcher(environment).get("RANK", "0"))
