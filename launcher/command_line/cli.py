@@ -134,11 +134,7 @@ def cli(
     if json and metrics is None:
         raise UsageError("--json belongs to --metrics PID")
     if stacks is not None or metrics is not None:
-        _check_question(stacks, metrics, command)
-    if stacks is not None:
-        return _ask("--stacks", stacks)
-    if metrics is not None:
-        return _ask("--metrics", metrics, json)
+        return _ask(stacks, metrics, json, command)
     report = click.get_current_context().find_object(ReportFile) or ReportFile()
     if others["report_file"] and not (check_build or others["dry_run"]):
         report.path, report.command = os.path.abspath(others["report_file"]), list(command)
@@ -196,22 +192,20 @@ def _settings(given: dict[str, Any]) -> dict[str, str]:
     return found | ({"HVDLITE_MONITORED": "1"} if given["monitor"] else {})
 
 
-def _check_question(stacks: int | None, metrics: int | None, command: tuple[str, ...]) -> None:
+def _ask(stacks: int | None, metrics: int | None, json: bool, command: tuple[str, ...]) -> int:
     """One question to a running job, and nothing else."""
-    question = "--metrics" if stacks is None else "--stacks"
     if stacks is not None and metrics is not None:
         raise UsageError("--stacks and --metrics are two questions: ask one at a time")
+    option, question = ("--metrics", METRICS) if stacks is None else ("--stacks", STACKS)
     if command:
         raise UsageError(
-            f"{question} PID asks a running job and starts none: leave out `{' '.join(command)}`,"
-            f" or leave out {question} to start a job"
+            f"{option} PID asks a running job and starts none: leave out `{' '.join(command)}`,"
+            f" or leave out {option} to start a job"
         )
-
-
-def _ask(option: str, pid: int, as_json: bool = False) -> int:
-    question = STACKS if option == "--stacks" else FIGURES if as_json else METRICS
+    pid = metrics if stacks is None else stacks
+    assert pid is not None
     try:
-        click.echo(ask(pid, question))
+        click.echo(ask(pid, FIGURES if json else question))
     except NoAnswer as error:
         raise UsageError(f"{option} {pid}: {error}") from error
     return 0
