@@ -32,7 +32,7 @@ from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
 from hvdrun.plan.request import Request
-from hvdrun.reports.quiet_hosts import names
+from hvdrun.reports.failure_report import names
 from hvdrun.running import host_link
 from hvdrun.running.mpirun_pipe import Source
 from hvdrun.running.supervise import Supervisor
