@@ -49,21 +49,14 @@ _ENDS = {
     "shm": _Words(
         "shared-memory-full",
         "was ended by {signal} beside a full /dev/shm ({used} of {there} used)",
-        "a process that needs more memory from a full /dev/shm ends like that: see what fills it on"
-        f" {{host}} (`ls -l /dev/shm`) and remove old files; {REMEDY}",
+        f"see what fills it on {{host}} (`ls -l /dev/shm`) and remove old files; {REMEDY}",
     ),
 }
 # ---- why hvdrun ends a job itself: its error, what has happened, and what to do
 
 
-_IN_INIT = (
-    "every rank must call hvd.init(): call it before any `sys.exit()`, `return` or `if` that only"
-    " some of the ranks take"
-)
-_CLOSES = (
-    "a program must close only descriptors that it has opened itself (see os.closerange,"
-    " subprocess's close_fds, libraries for daemons)"
-)
+_IN_INIT = "every rank must call hvd.init(), before an `if` or `return` that only some of them take"
+_CLOSES = "close only what the program has opened (os.closerange, close_fds, libraries for daemons)"
 _RESTART = "check the host and its network, then start the job again"
 _CAUSES = {
     "left early": _Words(
@@ -97,8 +90,8 @@ _CAUSES = {
     "misplaced": _Words(
         MpirunFailed,
         "{starter} has started {ranks}; it has taken one host for another",
-        "see that each host's own name (`hostname`) is no other host's and means this host"
-        " everywhere, or list the hosts by their addresses (-H 10.0.0.1:2,10.0.0.2:2)",
+        "each host's name (`hostname`) must be its own, and mean it everywhere; or list hosts by"
+        " their addresses (-H 10.0.0.1:2,10.0.0.2:2)",
     ),
     "closed files": _Words(
         MpirunFailed,
@@ -129,7 +122,7 @@ _CAUSES = {
     ),
     "not understood": _Words(
         HostLost,
-        "{who} sent {what}, which hvdrun can't read, so hvdrun has hung up and ends the job",
+        "{who} sent {what}, which hvdrun can't read",
         "that process is broken, or its host runs another version of hvdlite",
     ),
     "no program": _Words(
@@ -166,8 +159,7 @@ _NOTES = {
     "had left": "rank {rank} on {host} had ended with exit code 0 after {after}: if the others"
     " still needed it, this is the cause",
     "had left when": "rank {rank} had left when {failure}, as it says above",
-    "had left when, without words": "rank {rank} had left when {failure}, without a word; MPI may"
-    " end a rank so that misses another one",
+    "had left when, without words": "rank {rank} had left when {failure}, without a word",
     "had closed files": "it had closed its file descriptors {before} before, MPI's among them;"
     f" {_CLOSES}",
     "lost a running rank": "MPI ended rank {rank} because its connection to {which} was closed, and"
@@ -179,8 +171,8 @@ _NOTES = {
     " they wait for it (it left without MPI_Finalize), Ctrl-C ends them",
     "paused": "hvdrun itself did not run for {pause_s:.0f} s (stopped, suspended or held up); no"
     " host is blamed for that time",
-    "does not stop": "Ctrl-Z: hvdrun does not stop, as other hosts would take it for dead and end"
-    " their ranks; Ctrl-C ends the job; to free the terminal, start hvdrun with & or in tmux",
+    "does not stop": "Ctrl-Z: hvdrun does not stop, as other hosts would take it for dead; Ctrl-C"
+    " ends the job; to free the terminal, start hvdrun with & or in tmux",
     "preempted": "the job was preempted: hvd.preempted() has told the ranks, and all have ended in"
     " order; exit code {code}, as the work may not be done",
     "not requeued": "the job is not requeued, as it has failed",

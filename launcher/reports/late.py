@@ -281,7 +281,7 @@ def verdicts(
         )
     # Several process sets may each have late ranks.
     late = [each for each in found or [] if each.late][:_MOST_LATE]
-    for each in late or sorted(found or [], key=_costs_least)[:1]:
+    for each in late or ([max(found, key=_costs_most)] if found else []):
         texts.append(_verdict(each, records, host_of))
     told = {
         rank
@@ -308,7 +308,8 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
         )
     if found.late is None:
         *_, others, (rank, last) = sorted(found.last.items(), key=lambda item: item[1].cost_s)
-        part = last.cost_s / median(map(_step_s, (records[each] for each in found.ranks)))
+        theirs = [records[each] for each in found.ranks]
+        part = last.cost_s / max(median(r.seconds / (r.steps - 1) for r in theirs), 1e-9)
         if part >= _COSTS and last.cost_s >= max(LATE_S, _COSTS_MORE * others[1].cost_s):
             share = f"{100 * last.share:.0f} % of them"
             return (
@@ -341,13 +342,9 @@ def _cause(late: Late, records: Mapping[int, Record]) -> str:
     return f"{several if len(theirs) > 1 else one} ({figures})"
 
 
-def _costs_least(found: Arrivals) -> tuple[bool, float]:
+def _costs_most(found: Arrivals) -> tuple[bool, float]:
     costs_s = max((each.cost_s for each in found.last.values()), default=0.0)
-    return found.steps < FEWEST_STEPS, -costs_s
-
-
-def _step_s(record: Record) -> float:
-    return max(record.seconds / (record.steps - 1), 1e-9)
+    return found.steps >= FEWEST_STEPS, costs_s
 
 
 def _quota(throttled: Mapping[int, Record]) -> str:
