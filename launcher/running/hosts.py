@@ -69,6 +69,7 @@ class Hosts:
 
     def connect(self, asker: socket.socket, wish: list[bytes]) -> None:
         """The role ssh wants MPI's daemon on a host."""
+        from hvdrun.running.host_link import HostLink  # for the first other host
 
         # Not with options of the user's for ssh.
         kept = None if wish[1] else self.kept.pop(os.fsdecode(wish[0]), None)
