@@ -1,27 +1,22 @@
 """A scheduler that starts ranks is one file and one row."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 import pytest
 
 from hvdrun.plan import schedulers
-from hvdrun.plan.request import Allocation
+from hvdrun.plan.request import Allocation, Starter
 from hvdrun.plan.schedulers.scheduler import Scheduler
 from hvdrun.preflight.question import probe_command
 from hvdrun.ssh_errors import Trouble
 from tests.launcher.plan.test_command import AGENT, FACTS, MPICH_5, OPENMPI_5, argv, command
 
 
-class Flux(NamedTuple):
-    """The starter of a scheduler that hvdrun does not know."""
+class Flux(Starter):
+    """That of a scheduler that hvdrun does not know."""
 
-    program: str
-    scheduler: str = "Flux"
-    unwanted: tuple[str, ...] = ("FLUX_SIZE",)
-    variables: Mapping[str, str] = MappingProxyType({})
+    scheduler = "Flux"
+    unwanted = ("FLUX_SIZE",)
 
     def connection(self, host):
         return [self.program, "exec", "-h", host]
