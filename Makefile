@@ -4,7 +4,7 @@ NP ?= 2
 PYTEST_ARGS ?=
 # Sanitized code is slow: one world of each shape, and no tensors of gigabytes. It keeps what is freed:
 # no measuring of memory.
-SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/courses/test_large.py \
+SANITIZE_TESTS ?= --world 3 --world 2,1,1 --deselect tests/core/collectives/test_large.py \
     --deselect tests/core/engine/test_memory.py
 
 VENV := .venv
@@ -29,8 +29,7 @@ PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 help:
 	@echo 'make demo       train on handwritten digits with hvdrun, on 2 processes'
-	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some;'
-	@echo '                PYTEST_ARGS=--show-worlds prints which tests run in which worlds)'
+	@echo 'make test       the tests, under Open MPI and MPICH (PYTEST_ARGS="-k ring" for some)'
 	@echo 'make test-wide  what make test leaves out: the same in more shapes of the world'
 	@echo 'make test-rig   hosts that fail in all ways; needs root, sshd and ip'
 	@echo 'make fault-table  faults on one rank or host: does hvdrun name the culprit?'

@@ -4,8 +4,8 @@ Gloo takes part twice: on the cores that hvdrun has bound its rank to, and free 
 Its threads stay where the thread that creates the group was then.
 """
 
+import functools
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,11 @@ class Group:
         os.sched_setaffinity(0, self.own)
 
 
-def make_groups(idle: bool = False) -> dict[str, Group]:
-    """By contender. Collective; torch's default group is there, of whatever backend.
-
-    idle: also a group that does nothing.
-    """
+@functools.cache
+def make_groups() -> dict[str, Group]:
+    """By contender; among them a group that does nothing. Collective in its first call; torch's
+    default group is there, of whatever backend. They stay as long as that: DTensor remembers the
+    first of several equal meshes, and takes its group for all."""
     own = frozenset(os.sched_getaffinity(0))
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     every = frozenset(os.sched_getaffinity(0))
@@ -53,16 +53,13 @@ def make_groups(idle: bool = False) -> dict[str, Group]:
     }
     if every != own:
         groups[ANY_CORE] = free
-    if idle:
-        if BACKEND_OF_IDLE not in dist.Backend.backend_list:
-            dist.Backend.register_backend(BACKEND_OF_IDLE, IdleGroup.create, devices=["cpu"])
-        groups[IDLE] = Group(dist.new_group(backend=BACKEND_OF_IDLE), own, own)
+    dist.Backend.register_backend(BACKEND_OF_IDLE, IdleGroup.create, devices=["cpu"])
+    groups[IDLE] = Group(dist.new_group(backend=BACKEND_OF_IDLE), own, own)
     return groups
 
 
-def close_groups(groups: Mapping[str, Group]) -> None:
-    for group in groups.values():
-        dist.destroy_process_group(group.group)
+def busy_groups() -> dict[str, Group]:
+    return {name: group for name, group in make_groups().items() if name != IDLE}
 
 
 class Done(dist.Work):

@@ -15,6 +15,7 @@ from benchmarks.plan import SLOWEST, Job, Plan, request_of
 from benchmarks.rig import ROOT, Rig, rig
 
 LIMIT_S = 900.0  # of one command
+RESULT = "result.json"
 # Open MPI needs this where ranks outnumber the cores: it is twelve times faster with it, and more.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
@@ -44,7 +45,7 @@ def noting(failed: list[str], what: str) -> Iterator[None]:
 
 
 def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[str, Any]]:
-    """The results that rank 0 of each job wrote; notes a job that fails."""
+    """The results that rank 0 of each job wrote; notes a job that fails, and takes what it had."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-bench-")))
         hosts, shaped = None, None
@@ -59,12 +60,14 @@ def run_jobs(plan: Plan, jobs: Sequence[Job], failed: list[str]) -> list[dict[st
             own = folder / ("share" if job.place.hosts > 1 else ".") / str(number)
             own.mkdir(parents=True)
             with noting(failed, f"{job.place}, {job.flavour}"):
-                results.append(run_job(plan, job, own, hosts))
+                run_job(plan, job, own, hosts)
+            if (written := own / RESULT).exists():
+                results.append(json.loads(written.read_text()))
         return results
 
 
-def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, Any]:
-    output = folder / "result.json"
+def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> None:
+    output = folder / RESULT
     request = {**request_of(plan, job), "output": str(output)}
     python = job.flavour.python
     hvdrun = str(Path(python).with_name("hvdrun"))
@@ -78,8 +81,6 @@ def run_job(plan: Plan, job: Job, folder: Path, hosts: Rig | None) -> dict[str, 
         # hvdrun knows nothing of the other hosts being this machine too.
         crowded = job.place.size > len(os.sched_getaffinity(0))
         run(command, {"GLOO_SOCKET_IFNAME": "eth0", **(YIELDING if crowded else {})})
-    result: dict[str, Any] = json.loads(output.read_text())
-    return result
 
 
 def run_memory(python: str) -> dict[str, Any]:

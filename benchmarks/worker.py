@@ -40,7 +40,7 @@ from benchmarks.figures import (
     size_text,
     slowest,
 )
-from benchmarks.groups import close_groups, make_groups
+from benchmarks.groups import busy_groups, make_groups
 from benchmarks.networks import TASKS
 from benchmarks.plan import Job, Plan, job_from, plan_from
 from benchmarks.streams import Streams
@@ -177,7 +177,7 @@ def measure_training(bench: Bench) -> list[dict[str, Any]]:
 
 
 def measure_c10d(bench: Bench) -> list[dict[str, Any]]:
-    groups = make_groups()
+    groups = busy_groups()
     rows = []
     for operation, sizes_bytes in bench.plan.c10d:
         for size_bytes in sizes_bytes:
@@ -186,13 +186,12 @@ def measure_c10d(bench: Bench) -> list[dict[str, Any]]:
                 operation, size_bytes, bench.plan.c10d_effort, bench.comm, groups
             )
             rows.append({"operation": operation, "bytes": size_bytes, **bench.summary(times_s)})
-    close_groups(groups)
     return rows
 
 
 def measure_wrapped(bench: Bench) -> list[dict[str, Any]]:
     """On two ranks of one host all steps, elsewhere those of FSDP2."""
-    groups = make_groups(idle=True)
+    groups = make_groups()
     everything = (bench.job.place.hosts, bench.job.place.ranks) == (1, 2)
     torch.set_flush_denormal(True)  # what no rank has sent may be any number
     rows = []
@@ -211,7 +210,6 @@ def measure_wrapped(bench: Bench) -> list[dict[str, Any]]:
             row = {"wrapper": wrapper, "task": name, "title": task.title}
             rows.append({**row, **bench.summary(times_s)})
     torch.set_flush_denormal(False)
-    close_groups(groups)
     return rows
 
 
@@ -221,10 +219,8 @@ def measure_sharded(bench: Bench) -> list[dict[str, Any]]:
     bench.progress(f"update of {task.title}")
     updates_s = bench.summary(sharded.time_updates(task, effort, bench.comm))
     bench.progress(f"step with a divided update, {task.title}")
-    groups = make_groups()
-    contenders = {**sharded.ours(), **sharded.peers(groups), FLOOR: training.Trainer}
+    contenders = {**sharded.ours(), **sharded.peers(busy_groups()), FLOOR: training.Trainer}
     times_s = training.time_task(task, effort, bench.comm, contenders, reference=OURS)
-    close_groups(groups)
     steps_s = bench.summary(times_s)
     return [{"title": task.title, "update_s": updates_s["median_s"], **steps_s}]
 
@@ -285,8 +281,8 @@ def main() -> None:
                     world_size=comm.size,
                 )
             result[part] = measure(bench)
-    if comm.rank == 0:
-        output.write_text(json.dumps(result))
+            if comm.rank == 0:  # after each: what comes next may fail
+                output.write_text(json.dumps(result))
     if dist.is_initialized():
         comm.Barrier()  # else Gloo may find a connection closed that it still reads from
         dist.destroy_process_group()

@@ -94,7 +94,7 @@ RING: int
 DIRECT: int
 RECURSIVE_DOUBLING: int
 
-HEADER_BYTES: int
+CALLER_BYTES: int
 EVENT_BYTES: int
 BLACK_BOX_BYTES: int
 KIND_NAMES: tuple[str, ...]

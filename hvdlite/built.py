@@ -8,7 +8,7 @@ import os
 import torch
 
 from hvdlite.world import world
-from hvdlite.world.meeting import mpi
+from hvdlite.world.bootstrap import mpi
 
 
 def mpi_threads_supported() -> bool:
@@ -68,7 +68,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of torch's NCCL, 22703 for 2.27.3; 0 where it has none.
+    """The version of torch's NCCL, 22703 for 2.27.3; 0 if it has none.
 
     Example:
         >>> has_nccl = hvd.nccl_built() > 0

@@ -19,7 +19,7 @@ import torch
 
 from hvdlite import _core, built
 from hvdlite.errors import LaunchError
-from hvdlite.world.meeting import mpi
+from hvdlite.world.bootstrap import mpi
 from hvdlite.world.process.cpu_threads import own_cores
 from hvdlite.world.teams import shared_memory
 

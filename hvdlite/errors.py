@@ -77,9 +77,9 @@ class DifferenceError(HorovodInternalError):
 
 
 class NumericsError(HorovodInternalError):
-    """HVDLITE_CHECK_NUMERICS: `step` has got NaN or infinite gradients. The text, the same on every
-    rank, names the rank, the parameter and the step. No parameter has changed, unless by an
-    optimizer that had called its closure before, as LBFGS does."""
+    """HVDLITE_CHECK_NUMERICS: `step` found NaN or infinite gradients. The text, the same on every
+    rank, names the rank, the parameter and the step. No parameter has changed, except by an
+    optimizer that had already called its closure, as LBFGS does."""
 
 
 class LaunchError(HorovodInternalError):

@@ -9,7 +9,7 @@ import torch
 
 from hvdlite.asynchronous.optimizer_methods import AsyncMethods
 from hvdlite.optimizer.checks.same_values import Comparison, Entry, Kind
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.replicated import options_in, state_in
 from hvdlite.optimizer.wrapping import Wrapper
 from hvdlite.world.teams.process_sets import ProcessSet, global_process_set, team_of
@@ -30,13 +30,13 @@ def check_parameters(
 
     Every rank calls it, at the same place between two steps. If all are the same, it costs one pass
     over the values, and one small operation. A difference is an error on all ranks, with the same
-    text: the first tensor that differs, the ranks that differ from the majority, the steps that a
-    distributed optimizer has made, and the usual causes. Two ranks have no majority: it is not
-    known which is wrong.
+    text: the first tensor that differs, the ranks that differ from the majority, the number of
+    steps of a distributed optimizer, and the usual causes. Two ranks have no majority, so the text
+    can't tell which is wrong.
 
     It compares tensors of every dtype, on every device, contiguous or not; all but sparse ones,
-    those without memory (meta), and subclasses of torch.Tensor that act on their own (DTensor). A
-    rank that has joined is left out.
+    those without memory (meta), and subclasses of torch.Tensor with their own behaviour (DTensor).
+    It leaves out a rank that has joined.
 
     Args:
         model: A module, for its parameters; or a state dict, (name, tensor) pairs or tensors, of
@@ -44,14 +44,14 @@ def check_parameters(
         optimizer: For its state, and the numbers among its options (lr). State that rightly differs
             is left out: with `shard` and for shared parameters that of parts, with op=Adasum all.
         buffers: Whether a module's buffers are compared too. BatchNorm's statistics rightly differ
-            if it is not a SyncBatchNorm.
-        repair: True: instead of an error, what differs is overwritten in place with the value of
-            the lowest rank that is in the majority; where there is no majority, with that of the
-            lowest rank. The first rank warns, with the same text.
+            unless it is a SyncBatchNorm.
+        repair: True: instead of an error, differing tensors are overwritten in place with the value
+            of the lowest rank in the majority; without a majority, with that of the lowest rank.
+            The first rank warns, with the same text.
         process_set: The ranks that take part.
 
     Returns:
-        The names of what was repaired; empty if all was the same.
+        The names of the repaired tensors; empty if all was the same.
 
     Raises:
         ValueError: A bad argument; the other ranks raise HorovodInternalError.
@@ -87,7 +87,7 @@ def _entries(model: Any, optimizer: Any, buffers: bool) -> list[Entry]:
         raise ValueError(f"{_FORM}: buffers=True needs a module, got {type(model).__name__}")
     named = model.named_parameters() if is_module else _pairs(model)
     entries = [Entry(name, Kind.PARAMETER, tensor) for name, tensor in named]
-    on_the_way.wait_for([each.tensor for each in entries])
+    in_flight.wait_for([each.tensor for each in entries])
     if buffers:
         entries += [Entry(name, Kind.BUFFER, tensor) for name, tensor in model.named_buffers()]
     if optimizer is not None:

@@ -78,24 +78,23 @@ _notice: _Notice | None = None
 
 
 def preempted() -> bool:
-    """Whether the job is to end soon: at least one rank has got SIGTERM, SIGUSR1 or SIGUSR2, by
+    """Whether the job is to end soon: at least one rank has got SIGTERM, SIGUSR1 or SIGUSR2, with
     which batch systems announce the end. True on all ranks in the same call, and from then on.
 
     Collective: every rank of the world calls it at the same points of the script, between other
     collectives; once per step is usual. Blocks until all have called it, as an allreduce of one
     byte does: some microseconds within a host, a round trip between hosts. A rank that has joined
-    counts as one without a signal. A signal interrupts no collective: it is noted, and the next
-    call tells.
+    counts as one without a signal. A signal interrupts no collective: the next call reports it.
 
-    The first call installs handlers for the three signals, in the main thread. A handler that the
-    script has installed before is called as well, faulthandler's too, but where Python runs, not
-    within C code. One that it installs later must call the one that it replaces, as
-    `faulthandler.register(signal.SIGUSR1, chain=True)` does, which works within C code. A signal
-    that is ignored stays so. From then on none of the three ends the process: it is for the script
-    to save what it needs and to leave. Call it once before the first step, as a signal that comes
-    earlier ends the process, or is kept back by hvdrun. Processes that the rank forks end at
-    SIGTERM as before. In a program that a rank starts, a world of one, it tells of that process's
-    own signals, and hvdrun does not hear of it.
+    The first call installs handlers for the three signals, in the main thread. They also call a
+    handler that the script installed before, faulthandler's too, but only while Python runs, not
+    within C code. A handler installed later must call the one that it replaces, as
+    `faulthandler.register(signal.SIGUSR1, chain=True)` does, which works within C code. An ignored
+    signal stays ignored. From then on none of the three ends the process: the script must save what
+    it needs and leave. Call it once before the first step, because an earlier signal ends the
+    process, or hvdrun keeps it back. Processes that the rank forks still end at SIGTERM. In a
+    program that a rank starts, a world of one, it reports that process's own signals, and hvdrun
+    does not hear of it.
 
     Returns:
         True once the job is to end: save a checkpoint, leave the loop and let the script end.

@@ -36,34 +36,34 @@ def init(
     comm: Intracomm | Sequence[int] | None = None,
     process_sets: Sequence[ProcessSet | Iterable[int]] | str | None = None,
 ) -> None:
-    """Makes this process a rank of the world. Does nothing where that is done already.
+    """Makes this process a rank of the world. Does nothing if it already is one.
 
-    In a server (hvdrun --servers) it does not return: it serves until all workers have left, and
-    then ends the process with the exit code 0, by SystemExit.
+    On a server (hvdrun --servers) it does not return: it serves until all workers have left, and
+    then ends the process with exit code 0, by SystemExit.
 
     Collective: every process of the world calls it, and it returns when all have. Without an MPI
-    launcher, the processes of this host that torchrun or its like has started, or that have a
-    process group of torch.distributed, are the world; any other process is a world of one.
+    launcher, the world consists of the processes of this host that torchrun or the like has
+    started, or that have a process group of torch.distributed; any other process is a world of one.
 
-    Also pins a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless the
-    user has chosen a number of threads.
+    It also selects a GPU (knob `gpu`) and gives torch this rank's share of the host's cores, unless
+    the user has chosen a number of threads.
 
     Args:
         comm: An mpi4py communicator, which is duplicated; or a list of ranks of MPI.COMM_WORLD; or
             None for all of them.
         process_sets: Sets to register, as by `add_process_set`, in the same order on every rank.
-            "dynamic" is accepted for Horovod's sake: sets can be added at any time anyway.
+            "dynamic" is accepted for Horovod's sake: you can always add sets at any time.
 
     Raises:
         LaunchError: The processes can't become one world: a launcher of another MPI, several hosts
-            without MPI, ranks that do not come, no memory to share. On every rank alike where it
-            concerns all.
+            without MPI, ranks that do not come, no memory to share. If it concerns all ranks, all
+            raise it.
         ConfigError: A variable that can't be parsed.
-        ValueError: `comm` does not contain this process; a process set that can't be; a timeline
+        ValueError: `comm` does not contain this process; an impossible process set; a timeline
             (knob `timeline`) that can't be written; a number of ranks that does not divide V of
             HVDLITE_DETERMINISTIC=virtual:V.
-        HorovodInternalError: The ranks pass different sets, or one of them a bad one. As after any
-            failure to register the sets, there is no world then.
+        HorovodInternalError: The ranks pass different sets, or one of them a bad one. There is no
+            world then, as after any failure to register the sets.
 
     Example:
         On two ranks; a second call does nothing:
@@ -108,23 +108,23 @@ def _serve(active: world.World) -> NoReturn:
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> ProcessSet:
-    """Registers a set of ranks, from when on its members can run collectives on it. Blocks.
+    """Registers a set of ranks, whose members can then run collectives on it. Blocks.
 
     Every rank of the world calls it, members or not, in the same order among such calls.
 
     Args:
-        process_set: One that is not registered yet, or what makes one. Made of communicators, the
-            ranks' sets may differ if no rank is in two of them (`comm.Split`): then all of them are
-            registered, and each rank gets its own.
+        process_set: One that is not registered yet, or the ranks or communicator to make one. If
+            made of communicators, the ranks' sets may differ as long as no rank is in two of them
+            (`comm.Split`): all of them are then registered, and each rank gets its own.
 
     Returns:
         The set; the same object if one was given.
 
     Raises:
         ValueError: A bad argument; ranks that the world does not have; a set with the same members
-            is registered already.
-        HorovodInternalError: The ranks' sets differ, or one of them is bad; on every rank (where it
-            is bad: a ValueError, or what its iterable raises).
+            is already registered.
+        HorovodInternalError: The ranks' sets differ, or one of them is bad; on every rank. (The
+            rank with the bad set raises a ValueError, or the error of its iterable.)
         LaunchError: The members can't share memory. On every rank.
 
     Example:
@@ -169,15 +169,15 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Intracomm) -> Proc
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a process set: its pending operations fail, and it can't be used any more. Blocks.
+    """Removes a process set: its pending operations fail, and it can't be used any more. Blocks.
 
     Every rank of the world calls it, members or not.
 
     Returns:
-        False where it is the global one or not registered; then nothing happens.
+        False if it is the global one or not registered; then nothing happens.
 
     Raises:
-        ValueError: No process set.
+        ValueError: Not a process set.
         HorovodInternalError: The ranks remove different sets; on every rank.
 
     Example:

@@ -78,9 +78,9 @@ def run(
 ) -> list[Result]:
     """Calls `func(*args, **kwargs)` on `num_proc` processes that hvdrun starts, and waits for them.
 
-    The function may be one of a script's `__main__` or of a notebook; it and all that it refers to
-    there travel with it. It calls `hvdlite.init()` itself, as a script does. What the ranks print
-    appears as under hvdrun. May be called from a process that has no part in the job.
+    The function may be defined in a script's `__main__` or in a notebook; all that it refers to
+    there travels with it. It calls `hvdlite.init()` itself, as a script does. The ranks' output
+    appears as under hvdrun. The calling process has no part in the job.
 
     Args:
         func: Called on every rank.
@@ -91,23 +91,21 @@ def run(
         start_timeout, ssh_port, ssh_identity_file, disable_cache: Likewise.
         output_filename, verbose, mpi_args: Likewise.
         executable: The Python of the ranks; by default this one.
-        use_mpi, use_gloo: Without effect, as it is always MPI; a line says so.
+        use_mpi, use_gloo: Have no effect, because it is always MPI; a line says so.
         min_num_proc, max_num_proc, min_np, max_np: There is no elastic training: a ValueError.
         slots, reset_limit, cooldown_range, host_discovery_script: Likewise.
 
     Returns:
-        What each rank has returned, by rank. Where a platform starts the script on each host, and
-        its variables say so (`NNODES` and the like), node 0 gets the results; on the other nodes
+        The ranks' results, by rank. If a platform starts the script on each host, and sets
+        variables that tell so (`NNODES` and the like), node 0 gets the results; on the other nodes
         the list is empty.
 
     Raises:
         RankError: A rank raised an exception, or ended before its function did: the first one, with
-            its host and traceback. The rank's own exception is its cause where it can be sent.
-        LaunchError: hvdrun could not start the job, or lost a host; its words.
+            its host and traceback. The rank's own exception is its cause if it can be pickled.
+        LaunchError: hvdrun could not start the job, or lost a host; with hvdrun's message.
         ValueError: A parameter of elastic training, which hvdlite does not have; no ranks.
         TypeError: (of pickle) the function or an argument can't be sent.
-
-    Example:
         >>> def add(number):
         ...     hvd.init()
         ...     return number + hvd.rank()

@@ -21,7 +21,7 @@ from hvdlite.errors import HorovodInternalError
 from hvdlite.ops import DTYPES
 from hvdlite.optimizer import parameter_order
 from hvdlite.optimizer.adasum import DeltaOptimizer
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.sharding.optimizer import ShardedOptimizer
 from hvdlite.shared import check
 from hvdlite.shared.broadcasting import (
@@ -47,21 +47,21 @@ def broadcast_parameters(
 ) -> None:
     """Overwrites the tensors with those of rank `root_rank`, in place. Blocks.
 
-    Every rank passes the same names with tensors of the same shape and dtype; any dtype that torch
-    has, also non-contiguous, expanded, or a lazily conjugated or negated view. Shared ones
-    (`share_parameters`) are written once per host.
+    Every rank passes the same names with tensors of the same shape and dtype. Any dtype of torch
+    works, and so do non-contiguous and expanded tensors and lazily conjugated or negated views.
+    Shared ones (`share_parameters`) are written once per host.
 
     Args:
-        params: A state dict; or a list or an iterator of `(name, tensor)`, as
-            `model.named_parameters()`; or a list of tensors. None among them is skipped.
-        root_rank: Whose values count.
+        params: A state dict; or a list or an iterator of `(name, tensor)`, such as
+            `model.named_parameters()`; or a list of tensors. A None among them is skipped.
+        root_rank: The rank whose values all get.
         process_set: The ranks that take part.
 
     Raises:
-        ValueError: Something else than tensors, or than dense ones that have their memory; the text
-            names it. Nothing is sent then.
-        HorovodInternalError: The ranks' tensors differ; on every rank. Or another rank has raised,
-            a ValueError or what its iterator raises; the text names the rank.
+        ValueError: Something is no tensor, or not a dense one with its own memory; the text names
+            it. Nothing is sent then.
+        HorovodInternalError: The ranks' tensors differ; on every rank. Or another rank has raised a
+            ValueError, or an error of its iterator; the text names the rank.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -82,7 +82,7 @@ def _broadcast_parameters(
         checked_root(function, root_rank, team, process_set)
         for index, (name, tensor) in enumerate(_pairs(function, params)):
             if tensor is not None:
-                on_the_way.wait_for([tensor])
+                in_flight.wait_for([tensor])
                 tensors.append(
                     (index if name is None else str(name), _memory_of(function, name, tensor))
                 )
@@ -162,24 +162,24 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank's optimizer the state and the options of that of rank `root_rank`. Blocks.
+    """Gives every rank the state and the options of rank `root_rank`'s optimizer. Blocks.
 
-    Works also where only the root has state, since it alone has loaded a checkpoint. The state has
-    the root's dtypes and types on every rank, on the devices where `load_state_dict` puts it.
+    Also works if only the root has state, for instance from a checkpoint. The state has the root's
+    dtypes and types on every rank, on the devices where `load_state_dict` puts it.
 
     Args:
         optimizer: The same class over the same parameters on every rank; distributed or not.
-            Where all have names (`torch.optim.SGD(model.named_parameters())`, or those given to
-            DistributedOptimizer), the names count, else the order.
-        root_rank: Whose state counts.
+            Parameters match by name if all have one (`torch.optim.SGD(model.named_parameters())`,
+            or those given to DistributedOptimizer), else by order.
+        root_rank: The rank whose state all get.
         model: Accepted for Horovod's sake; not needed.
         process_set: The ranks that take part.
 
     Raises:
-        ValueError: LBFGS, whose state is a history that can't be shared; an optimizer whose
-            state is divided among the ranks.
+        ValueError: LBFGS, whose state is a history that can't be shared; an optimizer whose state
+            is divided among the ranks.
         HorovodInternalError: The optimizers' parameters differ in names, groups or shapes; on every
-            rank. Or another rank has raised, a ValueError or what the root's `state_dict` raises;
+            rank. Or another rank has raised a ValueError, or an error of the root's `state_dict`;
             the text names the rank.
 
     Example:

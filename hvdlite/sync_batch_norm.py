@@ -21,8 +21,8 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm1d, 2d and 3d whose mean and variance in training are those of all ranks' batches.
 
     The result, the gradients and the running statistics are those of torch's BatchNorm in one
-    process that has the whole batch. The ranks' batches may have different sizes, also be empty, on
-    the CPU and on GPUs. Of float16 and bfloat16 the statistics are in float32.
+    process with the whole batch. The ranks' batches may have different sizes, also be empty, on the
+    CPU and on GPUs. For float16 and bfloat16 the statistics are in float32.
 
     In training `forward` is a collective of the ranks in `process_set`, and so is its backward if
     the input needs a gradient; every rank calls its layers in the same order. In eval mode nothing
@@ -107,11 +107,11 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(
     module: torch.nn.Module, process_set: ProcessSet = global_process_set
 ) -> torch.nn.Module:
-    """Puts a SyncBatchNorm in the place of every BatchNorm in `module`, which is changed.
+    """Replaces every BatchNorm in `module` by a SyncBatchNorm, in place.
 
     Parameters and buffers stay the same objects, so an optimizer that has them keeps them; the
-    modes (training or eval, requires_grad) and the devices stay too. A layer that stands in two
-    places is one layer afterwards. Everything else is left alone.
+    modes (training or eval, requires_grad) and the devices stay too. A layer that is used in two
+    places stays one layer. Nothing else changes.
 
     Args:
         module: Any module; or a BatchNorm itself.

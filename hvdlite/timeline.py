@@ -24,7 +24,7 @@ from hvdlite.observe.clocks import Offset
 from hvdlite.observe.trace_file import TraceFile, encoded
 from hvdlite.observe.trace_row import TraceRow
 from hvdlite.world import world
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from hvdlite.world.teams.team import Team
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ _active: Timeline | None = None
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a timeline of all operations from now on. Blocks.
 
-    Every rank calls it, at any time after `init`. The file is made, or emptied, where rank 0 runs.
-    Open it in https://ui.perfetto.dev or chrome://tracing: a row per rank, in it each operation
-    from POSTED to DONE, with its bytes.
+    Every rank calls it, at any time after `init`. The file is created, or emptied, on rank 0's
+    host. Open it in https://ui.perfetto.dev or chrome://tracing: it has a row per rank, with each
+    operation from POSTED to DONE, and its bytes.
 
     Args:
-        file_path: Where; a relative path is relative to rank 0's working directory.
+        file_path: The file; a relative path is relative to rank 0's working directory.
         mark_cycles: Accepted for Horovod's sake: there are no cycles to mark.
 
     Raises:
-        ValueError: The file can't be written, or a timeline is being written already; on every
+        ValueError: The file can't be written, or a timeline is already being written; on every
             rank.
 
     Example:
@@ -114,7 +114,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """Ends the timeline; the file is complete when this returns on rank 0. Blocks.
 
-    Every rank calls it. Does nothing where no timeline is being written.
+    Every rank calls it. Does nothing if no timeline is being written.
 
     Example:
         >>> hvd.start_timeline("run.json")

@@ -190,9 +190,9 @@ KNOBS: tuple[Knob, ...] = (
         "check_parameters",
         "int",
         0,
-        "every so many steps of a DistributedOptimizer, compare the ranks' parameters and optimizer"
-        " state bit by bit; an error names the first that differs, and the ranks; 0: never;"
-        " repair:N: rank 0 warns instead, and a right rank's value is copied",
+        "every N steps of a DistributedOptimizer, compare the ranks' parameters and optimizer state"
+        " bit by bit; an error names the first that differs, and the ranks; 0: never; repair:N:"
+        " rank 0 warns instead, and a right rank's value is copied",
         maximum=LONGEST_S,
         counted="repair",
         usual=100,
@@ -201,16 +201,16 @@ KNOBS: tuple[Knob, ...] = (
         "check_shared",
         "bool",
         False,
-        "find changes of shared parameters that are not made by a step, load_state_dict or"
+        "find changes of shared parameters outside a step, load_state_dict or"
         " broadcast_parameters; takes time",
     ),
     Knob(
         "deterministic",
         "bool",
         False,
-        "add floats along a tree that depends on nothing but the number of ranks, regardless of"
-        " fusion, size, algorithm and hosts; virtual:N: and DistributedOptimizer trains alike on"
-        " every number of ranks that divides N",
+        "add floats along a tree that depends only on the number of ranks, not on fusion, size,"
+        " algorithm or hosts; virtual:N: and DistributedOptimizer trains alike on every number of"
+        " ranks that divides N",
         flag="--deterministic",
         counted="virtual",
         maximum=MOST_VIRTUAL_RANKS,

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,9 @@ import psutil
 import pytest
 
 import hvdlite as hvd
-from tests.harness import show_worlds
 from tests.harness.needs import lacking
 from tests.harness.side_by_side import PARTS
-from tests.harness.wide import (
-    Shape,
-    Variant,
-    beyond_cover,
-    by_turn,
-    repeated,
-    shown_by_the_other,
-    slow_to_start,
-)
+from tests.harness.wide import Variant, targets
 from tests.harness.worlds import (
     MPIS,
     SESSION_VARIABLE,
@@ -40,7 +30,6 @@ from tests.harness.worlds import (
 )
 
 SIZES = (1, 2, 3, 4, 7)
-SHOWN = pytest.StashKey[list[str]]()  # the lines of --show-worlds
 
 # A shell lets processes in its background ignore Ctrl-C and QUIT, and their children would inherit
 # that.
@@ -111,9 +100,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--part", choices=PARTS, help="one of the two sessions of make test")
     parser.addoption("--failed-to", type=Path, help="write the names of failed tests to this file")
-    parser.addoption(
-        "--show-worlds", action="store_true", help="print which tests run in which worlds; run none"
-    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-rerunfailures looks at its options
@@ -130,8 +116,6 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("markers", line)
     os.environ[SESSION_VARIABLE] = str(uuid.uuid4())
-    if config.option.show_worlds:
-        config.option.markexpr = ""  # also those that -m would leave out
     if config.option.usepdb:
         config.option.reruns = 0  # the plugin refuses both together
 
@@ -170,9 +154,7 @@ def pytest_collection_modifyitems(
     Tests that break a world come first, before its ranks have spent time on importing torch. Then
     tests with the same knobs follow each other, so that hvdlite is seldom shut down.
     """
-    mark_wide(items)
-    if not config.getoption("--mpi"):
-        leave_out_repeats(config, items)
+    choose(config, items)
     keep_part(config, items)
 
     def order(item: pytest.Item) -> tuple[Any, ...]:
@@ -184,21 +166,8 @@ def pytest_collection_modifyitems(
         knobs = str(callspec.params.get("knobs"))
         return (request.mpi, request.size, stays, request.hosts or "", knobs)
 
-    if not config.option.show_worlds:
-        items.sort(key=order)
+    items.sort(key=order)
     yield
-    if config.option.show_worlds:
-        config.stash[SHOWN] = [show_worlds.LEGEND, *show_worlds.tables(map(run_of, items))]
-        items.clear()
-
-
-def run_of(item: pytest.Item) -> show_worlds.Run:
-    target = next((mark for mark in ("long", "wide") if item.get_closest_marker(mark)), "test")
-    return show_worlds.Run(test_of(item), variant_of(item), target)
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return config.stash.get(SHOWN, [])
 
 
 def pytest_terminal_summary(
@@ -208,11 +177,6 @@ def pytest_terminal_summary(
         stats = terminalreporter.stats
         reports = [*stats.get("failed", []), *stats.get("error", [])]
         path.write_text("".join(f"{report.nodeid}\n" for report in reports))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.option.show_worlds:
-        session.exitstatus = pytest.ExitCode.OK  # though no test was run
 
 
 # Jobs of hvdrun: in the session of the worlds, so that both take equally long.
@@ -253,61 +217,26 @@ DIFFERS_WITH_MPI = {"world", "launcher", "harness", "rig"}
 ABOVE_MPI = {"optimizer", "shared", "asynchronous", "observing", "examples"}
 
 
-def leave_out_repeats(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what other runs of the same test show as well (tests/harness/wide.py)."""
-
-    Runs = list[tuple[pytest.Item, Variant]]
-
-    def leave_out(runs: Runs, which: list[bool]) -> None:
-        left_out.update(item for (item, _), out in zip(runs, which, strict=True) if out)
-
-    def remaining(
-        runs: Runs, rule: Callable[[list[Variant], list[bool]], list[bool]]
-    ) -> tuple[Runs, list[bool]]:
-        left = [run for run in runs if run[0] not in left_out]
-        wide = [item.get_closest_marker("wide") is not None for item, _ in left]
-        return left, rule([variant for _, variant in left], wide)
-
-    left_out: set[pytest.Item] = set()
-    for runs in by_test(items).values():
-        leave_out(runs, repeated([variant for _, variant in runs]))
-        first = runs[0][0]
-        folders = set(first.path.relative_to(config.rootpath).parts)
-        above_mpi = bool(ABOVE_MPI & folders) or bool(first.get_closest_marker("above_mpi"))
-        if above_mpi or not DIFFERS_WITH_MPI & folders:
-            leave_out(*remaining(runs, partial(shown_by_the_other, above_mpi=above_mpi)))
-        leave_out(*remaining(runs, beyond_cover))
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
-
-
-def by_test(items: list[pytest.Item]) -> dict[str, list[tuple[pytest.Item, Variant]]]:
-    """The runs of each test that runs under an MPI."""
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks wide tests, and deselects what no target runs (tests/harness/wide.py)."""
     tests: dict[str, list[tuple[pytest.Item, Variant]]] = {}
     for item in items:
         if variant := variant_of(item):
             tests.setdefault(test_of(item), []).append((item, variant))
-    return tests
-
-
-def mark_wide(items: list[pytest.Item]) -> None:
-    """See tests/harness/wide.py."""
-    variants = [(item, variant) for item in items if (variant := variant_of(item))]
-    shapes: dict[str, set[Shape]] = {}
-    for item, variant in variants:
-        shapes.setdefault(test_of(item), set()).add(variant.shape)
-    tests: dict[str, list[tuple[pytest.Item, Variant]]] = {}
-    for item, variant in variants:
-        mark = item.get_closest_marker("wide_in")
-        where = {*(mark.args if mark else ()), *slow_to_start(shapes[test_of(item)])}
-        if {variant.mpi, variant.shape} & where:
-            item.add_marker("wide")
-        if not item.get_closest_marker("wide"):
-            tests.setdefault(test_of(item), []).append((item, variant))
+    left_out = set()
     for runs in tests.values():
-        for (item, _), wide in zip(runs, by_turn([run[1] for run in runs]), strict=True):
-            if wide:
+        first = runs[0][0]
+        folders = set(first.path.relative_to(config.rootpath).parts)
+        matters: bool | None = True if DIFFERS_WITH_MPI & folders else None
+        if ABOVE_MPI & folders or first.get_closest_marker("above_mpi"):
+            matters = False
+        for (item, _), target in zip(runs, targets([v for _, v in runs], matters), strict=True):
+            if target == "wide":
                 item.add_marker("wide")
+            elif not target and not config.getoption("--mpi"):
+                left_out.add(item)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def test_of(item: pytest.Item) -> str:
@@ -320,14 +249,19 @@ def variant_of(item: pytest.Item) -> Variant | None:
     callspec = getattr(item, "callspec", None)
     if callspec is None:
         return None
+    mark = item.get_closest_marker("wide_in")
+    where = set(mark.args if mark else ())
+    is_wide = item.get_closest_marker("wide") is not None
     # By their names: pytest's indices of parameters are not the same under both MPIs.
     parameters = [callspec.params.get(name) for name in ("world", "mpi", "python")]
     for value in parameters:
         if isinstance(value, WorldRequest):
             others = callspec.id.replace(str(value), "", 1)
-            return Variant(value.mpi, value.hosts or value.size, others)
+            shape = value.hosts or value.size
+            return Variant(value.mpi, shape, others, is_wide or bool({value.mpi, shape} & where))
         if value in MPIS:
-            return Variant(value, None, callspec.id.replace(value, "", 1))
+            others = callspec.id.replace(value, "", 1)
+            return Variant(value, None, others, is_wide or value in where)
     return None
 
 

@@ -44,7 +44,7 @@ kernels      | hvdlite/_core/kernels/                 | base
 host         | hvdlite/_core/host/                    | base kernels
 net          | hvdlite/_core/net/                     | base kernels
 engine       | hvdlite/_core/engine/ hvdlite/_core/operations/ hvdlite/_core/matching/ |
-             | hvdlite/_core/courses/ hvdlite/_core/transfers/ hvdlite/_core/watching/ |
+             | hvdlite/_core/collectives/ hvdlite/_core/transfers/ hvdlite/_core/watching/ |
              |                                        | base kernels host net
 python       | hvdlite/_core/python/                  | base kernels host engine
 
@@ -255,10 +255,14 @@ def test_files_of_the_core_know_each_other_in_small_circles_only():
     assert max(map(len, found)) <= LARGEST_CIRCLE
 
 
-def test_courses_and_transfers_know_neither_each_other_nor_who_watches():
+def test_collectives_and_transfers_know_neither_each_other_nor_who_watches():
     folder = {path.stem: path.parent.name for path in (ROOT / "hvdlite/_core").rglob("*.[ch]")}
     pairs = {(folder[a], folder[b]) for a, known in known_in_the_core().items() for b in known}
-    apart = {("courses", "transfers"), ("courses", "watching"), ("transfers", "courses")}
+    apart = {
+        ("collectives", "transfers"),
+        ("collectives", "watching"),
+        ("transfers", "collectives"),
+    }
     assert not pairs & apart
 
 

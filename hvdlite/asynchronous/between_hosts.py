@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hvdlite.asynchronous import blueprint
+from hvdlite.asynchronous import optimizer_spec
 from hvdlite.asynchronous.channel import channel_of
 from hvdlite.asynchronous.hogwild import HogwildWorker
 from hvdlite.asynchronous.home_server import Task
@@ -62,7 +62,7 @@ class BetweenHostsWorker(HogwildWorker):
         active = world.current()
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._named = [(names.of(param, i), param) for i, param in enumerate(self._params)]
-        if not blueprint.can_be_cut(optimizer):
+        if not optimizer_spec.can_be_cut(optimizer):
             partitioner = None
         hosts = active.placement.hosts
         layouts = deal(parts_of(optimizer, names, partitioner), len(hosts))
@@ -108,7 +108,7 @@ class BetweenHostsWorker(HogwildWorker):
         """The optimizers of the parts at home on this host: this worker's own, and where it serves
         the one for the gradients of other hosts. Both begin with the optimizer's state."""
         state = self._state_of(optimizer.state, self._params)
-        described = cloudpickle.dumps((blueprint.describe(optimizer), state))
+        described = cloudpickle.dumps((optimizer_spec.describe(optimizer), state))
         record = Record(
             *(self._number, self._layout, described, self._staleness, None, world.size(), ())
         )
@@ -123,7 +123,9 @@ class BetweenHostsWorker(HogwildWorker):
     def _state_of(self, state: Mapping[Any, Any], keys: list[Any]) -> list[dict[str, Any]]:
         """By part at home, its part of an optimizer's state. keys: by parameter, where it is."""
         return [
-            blueprint.state_of(state, keys[part.param], part, tuple(self._params[part.param].shape))
+            optimizer_spec.state_of(
+                state, keys[part.param], part, tuple(self._params[part.param].shape)
+            )
             for part in self._layout.parts
         ]
 
@@ -146,7 +148,7 @@ class BetweenHostsWorker(HogwildWorker):
         """Changes the parts at home, sends the other gradients, and loads parameters that are new
         enough for the next step."""
         require_shared(self._named)
-        options = blueprint.options_of(optimizer)
+        options = optimizer_spec.options_of(optimizer)
         gradients = [readable(param.grad) for param in self._params]
         for link in self.links:
             link.take_reply()
@@ -218,7 +220,7 @@ class BetweenHostsWorker(HogwildWorker):
         by_param: dict[int, list[tuple[Part, dict[str, Any]]]] = {}
         for part, state in sorted(pieces, key=lambda piece: (piece[0].param, piece[0].begin)):
             by_param.setdefault(part.param, []).append((part, state))
-        whole = {index: blueprint.whole_state(found) for index, found in by_param.items()}
+        whole = {index: optimizer_spec.whole_state(found) for index, found in by_param.items()}
         return {index: state for index, state in whole.items() if state}
 
     def options_to_load(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,22 +42,22 @@ def AsyncOptimizer(
 
     Start the job with servers: `hvdrun -np 6 --servers 2 python train.py` has four workers. The
     servers apply gradients in the order in which they come, each by a step of the optimizer that
-    worker 0 passes here, with the options (learning rate, …) that the worker which sent them has at
-    that moment. All workers start with the parameters of worker 0.
+    worker 0 passes here, with the sending worker's current options (learning rate, …). All workers
+    start with the parameters of worker 0.
 
     Without servers the parameters move into memory that the workers of a host share, and each
     worker's step changes them there, by its own optimizer with its own state (Hogwild). On several
-    hosts each part of the parameters has its home on one host, whose workers do that. Those of
-    other hosts send it their gradients; there the first worker applies them meanwhile, by an
-    optimizer of its own.
+    hosts each part of the parameters has its home on one host, whose workers change it. The workers
+    of other hosts send it their gradients; its first worker applies them in the background, with
+    another optimizer.
 
     Every worker calls this, in the same order among such calls, with the same parameters. Blocks.
 
     Args:
-        optimizer: Any torch optimizer whose step needs no closure. Element-wise ones of torch
-            (SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adagrad, Adadelta, ASGD,
-            SparseAdam) can have parameters cut by the partitioner; others get whole ones. Its state
-            moves to the servers.
+        optimizer: Any torch optimizer whose step needs no closure. The partitioner can cut
+            parameters of torch's element-wise ones (SGD, Adam, AdamW, NAdam, RAdam, Adamax,
+            RMSprop, Rprop, Adagrad, Adadelta, ASGD, SparseAdam); others get whole ones. The
+            optimizer's state moves to the servers.
         named_parameters: `model.named_parameters()`: names for error messages.
         max_staleness: s: the parameters with which a worker computes its step t contain the first
             t - s steps of every worker; so no worker is more than s steps ahead of the slowest one.
@@ -67,12 +67,12 @@ def AsyncOptimizer(
             FixedShardsPartitioner, MinSizePartitioner, MaxSizePartitioner, or any object with their
             method. None: each stays whole.
         sync_replicas: n: the workers make each step together, with the mean of the gradients of the
-            n fastest ones; what comes later for that step is dropped. max_staleness is 0 then, or
+            n fastest ones; later gradients for that step are dropped. max_staleness is then 0 or
             None.
 
     Returns:
-        An instance of the optimizer's own class, with the methods pull, synchronize, counters and
-        full_state_dict besides. Schedulers and GradScaler take it.
+        An instance of the optimizer's own class, with the additional methods pull, synchronize,
+        counters and full_state_dict. Schedulers and GradScaler accept it.
 
     Raises:
         ValueError: A bad argument; there are no servers, or too few;

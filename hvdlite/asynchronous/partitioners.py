@@ -52,8 +52,8 @@ class FixedShardsPartitioner(_Partitioner):
 
 
 class MinSizePartitioner(_Partitioner):
-    """Cuts a parameter into as many parts as it can while each has at least `min_shard_bytes`, up
-    to `max_shards`.
+    """Cuts a parameter into as many parts as possible, each of at least `min_shard_bytes`, up to
+    `max_shards`.
 
     Example:
         >>> partitioner = hvd.MinSizePartitioner(min_shard_bytes=64 << 10, max_shards=4)
@@ -78,8 +78,8 @@ class MinSizePartitioner(_Partitioner):
 
 
 class MaxSizePartitioner(_Partitioner):
-    """Cuts a parameter into as few parts as it can while none is larger than `max_shard_bytes`, as
-    far as its rows allow that, and up to `max_shards`.
+    """Cuts a parameter into as few parts as possible, each of at most `max_shard_bytes` as far as
+    its rows allow, up to `max_shards`.
 
     Example:
         >>> partitioner = hvd.MaxSizePartitioner(max_shard_bytes=64 << 10)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.sparse import check_sparse_tensor_invariants
 
-from hvdlite.asynchronous.blueprint import Blueprint
 from hvdlite.asynchronous.messages import ABSENT, DENSE
+from hvdlite.asynchronous.optimizer_spec import OptimizerSpec
 from hvdlite.asynchronous.parts import Layout
 from hvdlite.world.teams.shared_memory import lack_of_memory, offer_memory
 
@@ -26,8 +26,8 @@ class Record:
     staleness: None: no bound. replicas: How many workers' gradients make a step; None: each alone.
     servers: All of this optimizer, by their ranks. The first one decides whose gradients make a
         step, if not all workers' do.
-    described: A pickle of the optimizer's `Blueprint` and of its state, by part. By itself, so that
-        one which can't be read here is a problem of this optimizer alone.
+    described: A pickle of the optimizer's `OptimizerSpec` and of its state, by part. By itself, so
+        that one which can't be read here is a problem of this optimizer alone.
     """
 
     number: int
@@ -91,8 +91,8 @@ class Served:
         """local_workers: those on this host that may open its memory.
         params: the parts, where they lie already; None: they get memory of their own.
         Raises what the optimizer's own code raises."""
-        blueprint: Blueprint
-        blueprint, state = pickle.loads(record.described)
+        spec: OptimizerSpec
+        spec, state = pickle.loads(record.described)
         self.record = record
         self.layout = record.layout
         self.digest = record.layout.digest()
@@ -105,11 +105,11 @@ class Served:
             self.memory = shared.parameters
             self._places = dict(zip(local_workers, shared.gradients, strict=True))
         self.params = self.layout.views(self.memory) if params is None else list(params)
-        by_group: list[list[torch.Tensor]] = [[] for _ in blueprint.options]
+        by_group: list[list[torch.Tensor]] = [[] for _ in spec.options]
         for part, param in zip(self.layout.parts, self.params, strict=True):
             by_group[part.group].append(param)
         try:
-            self.optimizer = blueprint.build(by_group)
+            self.optimizer = spec.build(by_group)
         except BaseException:
             self.close()
             raise

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from hvdlite.asynchronous import blueprint
+from hvdlite.asynchronous import optimizer_spec
 from hvdlite.asynchronous.joining import next_number
 from hvdlite.asynchronous.messages import Kind
 from hvdlite.asynchronous.partitioners import Partitioner
@@ -67,7 +67,7 @@ class Worker:
         # Whether all workers make each step together.
         self.in_rounds = replicas is not None
         self.clock = 0
-        if not blueprint.can_be_cut(optimizer):
+        if not optimizer_spec.can_be_cut(optimizer):
             partitioner = None
         layouts = deal(parts_of(optimizer, names, partitioner), len(servers))
         number = self._number = next_number(active)
@@ -114,7 +114,7 @@ class Worker:
         failure: Exception | None = None
         if world.rank() == 0:
             try:
-                plan = blueprint.describe(optimizer)
+                plan = optimizer_spec.describe(optimizer)
                 for link in self.links:
                     state = self._state_of(link, optimizer.state, self.params)
                     described = cloudpickle.dumps((plan, state))
@@ -143,13 +143,15 @@ class Worker:
     ) -> list[dict[str, Any]]:
         """By part of a link, its part of an optimizer's state. keys: by parameter, where it is."""
         return [
-            blueprint.state_of(state, keys[part.param], part, tuple(self.params[part.param].shape))
+            optimizer_spec.state_of(
+                state, keys[part.param], part, tuple(self.params[part.param].shape)
+            )
             for part in link.layout.parts
         ]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends the gradients, and loads parameters that are new enough for the next step."""
-        options = blueprint.options_of(optimizer)
+        options = optimizer_spec.options_of(optimizer)
         if not self.in_rounds:
             self._finish_reply()
         gradients = [readable(param.grad) for param in self.params]
@@ -200,7 +202,7 @@ class Worker:
             for part, state in zip(link.layout.parts, link.state(), strict=True):
                 by_param.setdefault(part.param, []).append((part, state))
         whole = {
-            index: blueprint.whole_state(sorted(pieces, key=lambda piece: piece[0].begin))
+            index: optimizer_spec.whole_state(sorted(pieces, key=lambda piece: piece[0].begin))
             for index, pieces in sorted(by_param.items())
         }
         return {index: state for index, state in whole.items() if state}

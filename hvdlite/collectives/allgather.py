@@ -40,12 +40,12 @@ def allgather(
 ) -> torch.Tensor:
     """Gathers the ranks' tensors, one after the other along the first dimension, on every rank.
 
-    Every rank calls it. Blocks. Differentiable: the gradient is averaged over the ranks, and this
-    rank's rows of it are taken.
+    Every rank calls it. Blocks. Differentiable: the gradient is averaged over the ranks, and each
+    rank gets its own rows of it.
 
     Args:
-        tensor: At least one dimension. The first may differ between ranks (also be 0), the others
-            and the dtype may not. Dtypes and devices are those of `allreduce`.
+        tensor: At least one dimension. The first may differ between ranks (also be 0); the others
+            and the dtype must not. Dtypes and devices are those of `allreduce`.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
@@ -98,7 +98,7 @@ def grouped_allgather(
     dimension.
 
     Raises:
-        ValueError: A bad argument; then none is sent.
+        ValueError: A bad argument; then nothing is sent.
         HorovodInternalError: The ranks' groups do not match; on every rank, with the same text.
 
     Example:

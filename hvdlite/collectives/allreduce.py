@@ -53,10 +53,10 @@ def allreduce(
         compression: How floating-point tensors travel: `Compression.none`, `Compression.fp16` or
             `Compression.bf16`.
         op: `Average` (the default), `Sum`, `Min`, `Max`, `Product` or `Adasum`.
-        prescale_factor: Every rank's tensor is multiplied by this before it is combined, as torch's
-            `factor * tensor`: float16 and bfloat16 in float32, and not rounded before the end;
-            integers in float64, cut toward zero.
-        postscale_factor: The result is multiplied by this, likewise; of Average, the sum by
+        prescale_factor: Multiplies every rank's tensor before it is combined, as torch's
+            `factor * tensor`: float16 and bfloat16 in float32, rounded only at the end; integers in
+            float64, truncated toward zero.
+        postscale_factor: Multiplies the result, likewise; with Average, the sum is multiplied by
             this / size.
         process_set: The ranks that take part.
 
@@ -128,8 +128,8 @@ def allreduce_async(
 ) -> Handle:
     """Starts `allreduce` and returns; `synchronize` gives the result.
 
-    Arguments, result and errors are those of `allreduce`; what the ranks disagree about is raised
-    by `synchronize`. The input must not change before the end. Not differentiable.
+    Arguments, result and errors are those of `allreduce`; if the ranks disagree, `synchronize`
+    raises the error. The input must not change before the end. Not differentiable.
 
     Example:
         On rank 0 of 2:
@@ -156,7 +156,7 @@ def allreduce_(
     Arguments are those of `allreduce`, without `compression`. Not differentiable.
 
     Raises:
-        ValueError: A bad argument; also where the tensor is not contiguous.
+        ValueError: A bad argument, or a tensor that is not contiguous.
         HorovodInternalError: The ranks' operations do not match. The tensor's contents are then
             undefined.
 

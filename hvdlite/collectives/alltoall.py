@@ -58,23 +58,23 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends rows to each member, and returns those received, in the order of the members. Blocks.
 
-    Differentiable: the gradient's rows go back to where the rows came from; rows that were sent to
-    nobody get zeros.
+    Differentiable: the gradient's rows go back to their senders; rows that were sent to no rank get
+    zeros.
 
     Args:
         tensor: At least one dimension; the dtype and all dimensions but the first are the same on
             every rank.
-        splits: How many rows go to each member, the first ones to the first: as many numbers as
-            there are members, not negative, with a sum of at most the first dimension. A list, or
-            a tensor of int32 or int64 on any device. None: the same number for each; the first
+        splits: The number of rows for each member, the first rows for the first: as many numbers as
+            there are members, not negative, with a sum of at most the first dimension. A list, or a
+            tensor of int32 or int64 on any device. None: the same number for each; the first
             dimension is then a multiple of the number of members.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
     Returns:
-        Without splits the received rows. With splits a pair of the received rows and of how many
-        came from each member; the latter with the dtype and on the device of `splits`, int32 on the
-        CPU if that is no tensor.
+        Without splits the received rows. With splits a pair: the received rows, and how many came
+        from each member, with the dtype and on the device of `splits`, or as int32 on the CPU if
+        that is no tensor.
 
     Raises:
         ValueError: A bad argument, a scalar, splits that do not fit.

@@ -94,7 +94,7 @@ def broadcast_(
     Arguments are those of `broadcast`.
 
     Raises:
-        ValueError: A bad argument; also where the tensor is not contiguous.
+        ValueError: A bad argument, or a tensor that is not contiguous.
         HorovodInternalError: The ranks' operations do not match; on every rank, with the same text.
 
     Example:

@@ -1,6 +1,6 @@
 """Starts a collective, wherever its tensors are.
 
-Tensors on a CUDA device go through the team's lane (`hvdlite.gpu`). A tensor on another kind of
+Tensors on a CUDA device go through the team's queue (`hvdlite.gpu`). A tensor on another kind of
 device is copied to host memory, reduced or sent from there, and its result is copied back.
 """
 
@@ -12,7 +12,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.collectives.handles import Handle
-from hvdlite.gpu import goes_by_gpu, lane_of
+from hvdlite.gpu import goes_by_gpu, queue_of
 from hvdlite.result_tensors import gathered_result
 from hvdlite.world.process import gpu_pinning
 from hvdlite.world.teams.team import Team
@@ -48,21 +48,21 @@ def _begin_on_device(
     result: torch.Tensor | None,
     wake: bool,
 ) -> Handle:
-    by_lane = goes_by_gpu(source)
+    by_queue = goes_by_gpu(source)
     dtype, device = source.dtype, source.device
-    given = source.detach() if by_lane else gpu_pinning.to_host(source)
+    given = source.detach() if by_queue else gpu_pinning.to_host(source)
     if result is None:
         output = None
     elif result is source and not result.is_inference():
         output = given
-    elif by_lane and not result.is_inference():
+    elif by_queue and not result.is_inference():
         output = result
     else:
-        # A lane's thread is not in inference mode, so it can't change an inference tensor.
+        # A GPU queue's thread is not in inference mode, so it can't change an inference tensor.
         with torch.inference_mode(False):
             output = torch.empty(result.shape, dtype=dtype, device=given.device)
-    if by_lane:
-        transfer = lane_of(team).start(posting, given, output, wake)
+    if by_queue:
+        transfer = queue_of(team).start(posting, given, output, wake)
         if result is None:
             return Handle(transfer, finish=transfer.value)
         if not result.is_inference():

@@ -66,7 +66,7 @@ class FlatBuffer:
 def _unrecorded(device: torch.device) -> AbstractContextManager[None]:
     """Hides copies to and from a buffer from autograd.
 
-    Uses inference mode, which halves the cost of views; but not on a GPU, where the lane's thread,
+    Uses inference mode, which halves the cost of views; but not on a GPU, where its thread,
     which is not in that mode, changes the buffer.
     """
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()

@@ -199,7 +199,7 @@ def grouped_allreduce_(
     Not differentiable.
 
     Raises:
-        ValueError: A bad argument; also where a tensor is not contiguous.
+        ValueError: A bad argument, or a tensor that is not contiguous.
         HorovodInternalError: The ranks' groups do not match. The tensors' contents are then
             undefined.
 
@@ -224,7 +224,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts `grouped_allreduce_` and returns; `synchronize` puts the results into the tensors, and
-    gives their list.
+    returns their list.
 
     Arguments and errors are those of `grouped_allreduce_`. The tensors must not be used before the
     end.

@@ -117,15 +117,15 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for an asynchronous operation, and returns its result: the same one each time, and in
-    each thread that waits.
+    """Waits for an asynchronous operation and returns its result: the same each time, in every
+    thread that waits.
 
     Args:
-        handle: What an `_async` function has returned.
+        handle: The return value of an `_async` function.
 
     Returns:
-        A tensor; of a grouped operation the list of its tensors; of `alltoall_async` the tensor and
-        the received splits.
+        A tensor; for a grouped operation the list of its tensors; for `alltoall_async` the tensor
+        and the received splits.
 
     Raises:
         HorovodInternalError: The operation failed, on every rank that takes part.

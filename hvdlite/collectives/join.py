@@ -9,15 +9,15 @@ from hvdlite.world.teams.process_sets import as_int
 
 
 def join(device: int = -1) -> int:
-    """This rank has no more data: it takes part in the allreduces of the others, with zeros, until
-    all ranks have joined. Blocks until then.
+    """Declares that this rank has no more data: it takes part in the others' allreduces, with
+    zeros, until all ranks have joined. Blocks until then.
 
     Zeros do not count for Min, Max and Product; Average still divides by the number of all ranks. A
-    barrier takes a joined rank as present. Every other operation fails on every rank while a rank
-    has joined. All this holds in each process set that this rank belongs to as well. Afterwards all
-    ranks are as before, and may join again.
+    barrier counts a joined rank as present. Every other operation fails on every rank while a rank
+    has joined. This also holds in each process set of this rank. Afterwards all ranks are as
+    before, and may join again.
 
-    First waits for this rank's collectives on a GPU, which every rank must have called.
+    It first waits for this rank's collectives on a GPU, which every rank must have called.
 
     Args:
         device: Accepted for compatibility with Horovod; zeros need no device.
@@ -28,8 +28,8 @@ def join(device: int = -1) -> int:
     Raises:
         ValueError: `device` is not an integer; or HVDLITE_DETERMINISTIC=virtual:V, where every step
             has all of its micro-batches.
-        HorovodInternalError: A rank has left the world. It is raised when in each process set of
-            this rank, too, all members have joined, or one has left.
+        HorovodInternalError: A rank has left the world. It is raised once, in each process set of
+            this rank too, all members have joined or one has left.
 
     Example:
         Rank 1 has one batch more than rank 0:
@@ -54,9 +54,9 @@ def join(device: int = -1) -> int:
         tell()
     teams = active.teams()
     for team in teams:
-        if team.lane is not None:
+        if team.gpu_queue is not None:
             # Its transfers may still post operations, which must come before the join.
-            team.lane.settle()
+            team.gpu_queue.settle()
     operations = [
         team.post(_core.posting(_core.JOIN, "join", False, _core.UINT8), team is not teams[0])
         for team in teams

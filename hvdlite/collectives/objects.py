@@ -30,11 +30,11 @@ def broadcast_object(
 ) -> Any:
     """Gives every rank the object of rank `root_rank`: a copy, on the root the object itself.
 
-    Every rank calls it. Blocks. The object travels by cloudpickle, so that functions and classes of
-    `__main__` do too.
+    Every rank calls it. Blocks. The object travels by cloudpickle, so functions and classes of
+    `__main__` work too.
 
     Args:
-        obj: Anything that can be pickled; what other ranks than the root pass does not count.
+        obj: Anything that can be pickled; only the root's counts.
         root_rank: A rank of the world, also in a process set.
         name: As for `allreduce`.
         process_set: The ranks that take part.
@@ -42,7 +42,7 @@ def broadcast_object(
     Raises:
         ValueError: No such rank.
         HorovodInternalError: The ranks' operations do not match; on every rank. Or the root's
-            object can't be pickled, and there this is raised as pickle raises it.
+            object can't be pickled; the root itself raises pickle's error.
 
     Example:
         >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
@@ -89,7 +89,7 @@ def allgather_object(
 
     Raises:
         HorovodInternalError: The ranks' operations do not match; on every rank. Or a rank's object
-            can't be pickled, and there this is raised as pickle raises it.
+            can't be pickled; that rank itself raises pickle's error.
 
     Example:
         With two ranks:

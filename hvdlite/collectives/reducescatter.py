@@ -49,10 +49,10 @@ def reducescatter(
 ) -> torch.Tensor:
     """Combines the members' tensors and returns this member's rows of the result. Blocks.
 
-    Every member calls it. The rows are dealt out along the first dimension in the order of the
-    members, as evenly as can be: the first `rows % size` members get one more than the others,
-    which may get none. Differentiable: the gradient times the factors, and with Sum times the
-    number of members, is gathered.
+    Every member calls it. The rows are split along the first dimension in the order of the members,
+    as evenly as possible: the first `rows % size` members get one more than the others, which may
+    get none. Differentiable: the gradient is multiplied by the factors, with Sum also by the number
+    of members, and gathered.
 
     Args:
         tensor: At least one dimension; shape and dtype are the same on every rank. Dtypes and
@@ -61,9 +61,8 @@ def reducescatter(
         compression: As for `allreduce`.
         op: `Average` or `Sum`.
         process_set: The ranks that take part.
-        prescale_factor: Every rank's tensor is multiplied by this before it is combined, as in
-            `allreduce`.
-        postscale_factor: The result is multiplied by this, as in `allreduce`.
+        prescale_factor: Multiplies every rank's tensor before it is combined, as in `allreduce`.
+        postscale_factor: Multiplies the result, as in `allreduce`.
 
     Returns:
         A contiguous tensor of the same dtype and device, with this member's rows.

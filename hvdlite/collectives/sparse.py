@@ -21,10 +21,10 @@ def sparse_allreduce_async(
     op: ReduceOp,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Starts the sum or the average of sparse tensors, and returns what to call for the result.
+    """Starts the sum or the average of sparse tensors, and returns a function for the result.
 
-    Every rank passes a tensor of the same shape, dtype and number of sparse dimensions; how many
-    elements it holds may differ, and be 0.
+    Every rank passes a tensor of the same shape, dtype and number of sparse dimensions; the number
+    of elements may differ, and be 0.
 
     Args:
         tensor: A sparse COO tensor, coalesced or not, on any device. Not changed, but it must not
@@ -35,11 +35,10 @@ def sparse_allreduce_async(
 
     Returns:
         A function without arguments. It waits, and returns a sparse tensor of the input's shape,
-        dtype and device, the same one each time; it raises as `synchronize` does. The tensor is not
-        coalesced: it holds the elements of all members one after the other, and counts an index
-        that comes several times as their sum. Coalesced are float16 and bfloat16, which are added
-        in float32 and rounded once, and an average of integers, which divides the sums, toward
-        zero.
+        dtype and device, the same one each time; it raises like `synchronize`. The tensor is not
+        coalesced: it holds the elements of all members one after the other, and an index that comes
+            several times stands for their sum. float16 and bfloat16 are coalesced, added in float32
+            and rounded once, and so is an average of integers, which divides the sums, toward zero.
 
     Raises:
         ValueError: A bad argument, a tensor that is not sparse, another op.

@@ -1,11 +1,11 @@
-"""Lanes: collectives on GPU tensors.
+"""GPU queues: collectives on GPU tensors.
 
-A **lane** belongs to a team, and is made at its first operation on a GPU. NCCL needs the same order
-of operations on all ranks, which the lane gets from the engine: every operation is posted there
-without its data, the engine compares what the ranks want, and numbers what they agree on. That
-number is the operation's **turn**. See docs/design/gpu.md.
+A **GPU queue** belongs to a team, and is made at its first operation on a GPU. NCCL needs the same
+order of operations on all ranks, which the queue gets from the engine: every operation is posted
+there without its data, the engine compares what the ranks want, and numbers what they agree on.
+That number is the operation's **sequence number**. See docs/design/gpu.md.
 
-`lane` keeps the order, `transfer` is one operation, `group` runs it on a process group of torch,
+`queue` keeps the order, `transfer` is one operation, `group` runs it on a process group of torch,
 `staging` takes it through host memory (`host_buffers`), `setup` decides between the two, `cuda` has
 the streams.
 """
@@ -22,14 +22,14 @@ from hvdlite.world import world
 from hvdlite.world.process import gpu_pinning
 
 if TYPE_CHECKING:
-    from hvdlite.gpu.lane import Lane
+    from hvdlite.gpu.queue import GpuQueue
     from hvdlite.world.teams.team import Team
 
 _making = threading.Lock()
 
 
 def goes_by_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a lane carries this tensor. Others reach the engine in host memory.
+    """Whether a queue carries this tensor. Others reach the engine in host memory.
 
     Raises:
         ValueError: No GPU could be chosen for this rank.
@@ -41,19 +41,19 @@ def goes_by_gpu(tensor: torch.Tensor) -> bool:
     return True
 
 
-def lane_of(team: Team) -> Lane:
-    """The team's lane, made on the first call. Not collective: exchanges nothing."""
-    if team.lane is None:
+def queue_of(team: Team) -> GpuQueue:
+    """The team's queue, made on the first call. Not collective: exchanges nothing."""
+    if team.gpu_queue is None:
         with _making:
-            if team.lane is None:
-                team.lane = _make(team)
-    return cast("Lane", team.lane)
+            if team.gpu_queue is None:
+                team.gpu_queue = _make(team)
+    return cast("GpuQueue", team.gpu_queue)
 
 
-def _make(team: Team) -> Lane:
+def _make(team: Team) -> GpuQueue:
     # Imported here, as jobs without GPUs should not load it.
     from hvdlite.gpu.cuda import CudaDevices
-    from hvdlite.gpu.lane import Lane
+    from hvdlite.gpu.queue import GpuQueue
     from hvdlite.gpu.setup import connect
 
     config = world.current().config
@@ -61,4 +61,4 @@ def _make(team: Team) -> Lane:
     # NCCL adds in an order of its own.
     staged = choice == "staged" or (choice == "auto" and config.deterministic)
     how = None if staged else functools.partial(connect, choice=choice)
-    return Lane(team, CudaDevices(), how)
+    return GpuQueue(team, CudaDevices(), how)

@@ -1,4 +1,4 @@
-"""CUDA for lanes: streams, events, pinned memory, NCCL. Their only file that needs a GPU."""
+"""CUDA for queues: streams, events, pinned memory, NCCL. Their only file that needs a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CudaDevices:
     def hand_over(self, done: Any, tensor: torch.Tensor) -> None:
         stream = torch.cuda.current_stream(tensor.device)
         stream.wait_event(done)
-        # A tensor that the lane has made belongs to the lane's stream.
+        # A tensor that the queue has made belongs to the queue's stream.
         tensor.record_stream(stream)
 
     def stream(self, device: torch.device) -> int:

@@ -1,6 +1,6 @@
-"""The devices as a lane uses them: queues of work, and marks in them.
+"""The devices as a queue uses them: queues of work, and marks in them.
 
-The words are CUDA's in general terms: a track is a stream of the lane's own, a mark is an event.
+The words are CUDA's in general terms: a track is a stream of the queue's own, a mark is an event.
 `hvdlite.gpu.cuda` is the real thing; the tests have one for tensors in host memory.
 """
 
@@ -25,7 +25,7 @@ class Mark(Protocol):
 
 
 class Track(Protocol):
-    """A queue of work of one device; only the lane uses it."""
+    """A queue of work of one device; only the queue uses it."""
 
     def behind(self, mark: Any) -> AbstractContextManager[None]:
         """Work started inside is queued here, and runs when the work before `mark` is done."""

@@ -1,4 +1,4 @@
-"""Pinned host memory of a lane, kept from one transfer to the next, as pinning it takes long."""
+"""Pinned host memory of a queue, kept from one transfer to the next, as pinning it takes long."""
 
 from __future__ import annotations
 

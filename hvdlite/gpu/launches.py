@@ -1,8 +1,8 @@
 """Allreduces that their caller orders: all members launch the same ones in the same order.
 
-NCCL needs one order on all ranks. A lane has to agree on it, operation by operation. An optimizer
+NCCL needs one order on all ranks. A queue has to agree on it, operation by operation. An optimizer
 knows it: its buckets, one after the other, in every round. So it launches them itself, at once, on
-a communicator of its own, whose order is independent of the lane's.
+a communicator of its own, whose order is independent of the queue's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Collection
 import torch
 
 from hvdlite import _core
-from hvdlite.gpu import lane_of
+from hvdlite.gpu import queue_of
 from hvdlite.gpu.backend import Work
-from hvdlite.gpu.lane import PATIENCE_S, PAUSE_S, in_words
 from hvdlite.gpu.process_group import Group
+from hvdlite.gpu.queue import PATIENCE_S, PAUSE_S, in_words
 from hvdlite.gpu.row_counts import gather_bytes
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.own_names import own_name, words_of
@@ -66,7 +66,7 @@ class Launch:
 
 
 class Launches:
-    """A further communicator of the team's lane."""
+    """A further communicator of the team's queue."""
 
     def __init__(self, team: Team, name: str) -> None:
         """name: the same on every member, and no other's of this team."""
@@ -74,37 +74,37 @@ class Launches:
         self._process = os.getpid()
         self.ended = False
         self._last: Work | None = None
-        # The lane's operation after which all members make it.
+        # The queue's operation after which all members make it.
         self._making: Transfer | None = None
         self._team = team
         self._name = name
-        self._lane = lane_of(team)
-        self.devices = self._lane.devices
-        self._lane.launches.add(self)
+        self._queue = queue_of(team)
+        self.devices = self._queue.devices
+        self._queue.launches.add(self)
 
     def open_round(self, devices: Collection[torch.device]) -> bool:
         """Launches of memory on these devices follow, until `close_round`. Whether this member can
         do them at once: if not all can, none may. Not if another optimizer's round is open here, as
         the members could launch the two in different orders. Does not block."""
-        group, lane = self._group, self._lane
+        group, queue = self._group, self._queue
         if self.ended or group is None or set(devices) != {group.device}:
             return False
-        if lane.in_round is not None and lane.in_round() not in (None, self):
+        if queue.in_round is not None and queue.in_round() not in (None, self):
             return False
-        lane.in_round = weakref.ref(self)
+        queue.in_round = weakref.ref(self)
         return True
 
     def close_round(self) -> None:
-        lane = self._lane
-        if lane.in_round is not None and lane.in_round() is self:
-            lane.in_round = None
+        queue = self._queue
+        if queue.in_round is not None and queue.in_round() is self:
+            queue.in_round = None
 
     def make(self, device: torch.device) -> None:
-        """Has the lane make the communicator, unless that is done: in the order of its turns, as it
-        blocks until all members do, so these must make several in one order. Every member calls it
-        in the same rounds. Does not block."""
+        """Has the queue make the communicator, unless that is done: in the order of its numbers, as
+        it blocks until all members do, so these must make several in one order. Every member calls
+        it in the same rounds. Does not block."""
         making = self._making
-        if self.ended or self._group is not None or self._lane.never_launches:
+        if self.ended or self._group is not None or self._queue.never_launches:
             return
         # It was tried, and a member had joined.
         if making is not None and not making.poll():
@@ -114,7 +114,7 @@ class Launches:
             *(_core.ALLREDUCE, self._part("communicator"), False, _core.FLOAT32, zero, zero),
             op=_core.SUM,
         )
-        self._making = self._lane.start(request, zero, zero, then=self._made)
+        self._making = self._queue.start(request, zero, zero, then=self._made)
 
     def _made(self, group: Group) -> None:
         made, failure = None, ""
@@ -147,10 +147,10 @@ class Launches:
         """An allreduce of contiguous floats in place. Never raises for a failed launch: it has
         failed then, and nothing more is launched here.
 
-        at_once: launches it here, as all members do; else the lane agrees on it first.
+        at_once: launches it here, as all members do; else the queue agrees on it first.
         """
         if not at_once:
-            return self._lane.start(request, memory, memory)
+            return self._queue.start(request, memory, memory)
         launch = Launch(self, request, memory)
         try:
             self._launch(launch, request, memory)
@@ -200,6 +200,6 @@ class Launches:
             return
         if self._process != os.getpid() or self._is_busy():
             # Ending it now could end what other members still wait for.
-            self._lane.left_over.append(self._group)
+            self._queue.left_over.append(self._group)
         else:
             self.end(patience_s=0.0)

@@ -1,6 +1,6 @@
 """Collectives on a process group of torch, as hvdlite defines them.
 
-Everything here runs on the current stream of the lane: `work.wait()` makes that stream wait, not
+Everything here runs on the current stream of the queue: `work.wait()` makes that stream wait, not
 the host (with NCCL; Gloo, which stands in for it in tests, has no streams and blocks). All tensors
 are contiguous and on the group's device.
 

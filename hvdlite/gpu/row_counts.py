@@ -1,4 +1,4 @@
-"""Exchanges numbers of rows and other facts between the members of a lane, through the engine."""
+"""Exchanges numbers of rows and other facts between the members of a queue, through the engine."""
 
 from __future__ import annotations
 

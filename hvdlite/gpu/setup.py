@@ -1,4 +1,4 @@
-"""Whether a lane's members form a process group, and how: once, at the lane's first turn.
+"""Whether a queue's members form a process group, and how: once, at the queue's first number.
 
 Every member says which device it has, and why it can't join a group, if it can't. If all can, and
 those that share a device may do so, they connect to a store of member 0, form the group and try it.
@@ -95,7 +95,7 @@ def connect(team: Team, devices: Devices, device: torch.device, choice: str) -> 
             own, addresses=tuple(own_addresses()), port=server.port, nonce=nonce
         )
         store = server
-    name = f"GPU lane of {team.size} ranks"
+    name = f"GPU queue of {team.size} ranks"
     payloads = gather_bytes(team, f"{name}: devices", json.dumps(dataclasses.asdict(own)).encode())
     everyones = [Facts(**json.loads(payload)) for payload in payloads]
     reason = obstacle(everyones)

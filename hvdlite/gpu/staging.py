@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 16 * 1024 * 1024
 # Up to so many the copies are queued on the calling thread's stream.
 SMALL_BYTES = 1024 * 1024
-# Pinned memory that a lane keeps while no transfer needs it.
+# Pinned memory that a queue keeps while no transfer needs it.
 KEPT_BYTES = 512 * 1024 * 1024
 
 

@@ -11,15 +11,15 @@ from hvdlite import _core
 from hvdlite.gpu.devices import Mark
 
 if TYPE_CHECKING:
-    from hvdlite.gpu.lane import Lane
     from hvdlite.gpu.process_group import Group
+    from hvdlite.gpu.queue import GpuQueue
     from hvdlite.gpu.staging import Staging
 
 
 class Transfer:
-    """A collective in its lane; waited for like an operation of the engine.
+    """A collective in its queue; waited for like an operation of the engine.
 
-    Its fields are the lane's to change. It holds the user's tensor until the work with it is
+    Its fields are the queue's to change. It holds the user's tensor until the work with it is
     queued; from then on the allocator of the tensor's memory knows of that work.
     """
 
@@ -28,7 +28,7 @@ class Transfer:
         "counts",
         "done",
         "failure",
-        "lane",
+        "gpu_queue",
         "over",
         "ready",
         "request",
@@ -41,14 +41,14 @@ class Transfer:
 
     def __init__(
         self,
-        lane: Lane,
+        queue: GpuQueue,
         request: _core.Posting,
         tensor: torch.Tensor | None,
         result: torch.Tensor | None,
         ready: Mark | None = None,
     ) -> None:
         """request: what was posted, without the tensors."""
-        self.lane = lane
+        self.gpu_queue = queue
         self.request = request
         # Contiguous. None when the work is queued.
         self.tensor = tensor
@@ -69,7 +69,7 @@ class Transfer:
         self.served = False
         # The host has nothing left to do.
         self.over = False
-        # Called by the lane when it is launched.
+        # Called by the queue when it is launched.
         self.then: Callable[[Group], None] | None = None
 
     @property
@@ -84,8 +84,8 @@ class Transfer:
 
     def poll(self) -> bool:
         """Whether the result is there, or it has failed. Never blocks, but where MPI can't be
-        called by another thread: then the lane goes on here."""
-        self.lane.look()
+        called by another thread: then the queue goes on here."""
+        self.gpu_queue.look()
         return self.over and (self.done is None or self.done.query())
 
     def wait(self) -> str | None:
@@ -94,15 +94,15 @@ class Transfer:
         What the calling thread then queues for the device finds the result there.
         """
         if not self.over:
-            self.lane.wait_for(self)
+            self.gpu_queue.wait_for(self)
         if self.failure is None:
             assert self.done is not None
             assert self.result is not None
-            self.lane.devices.hand_over(self.done, self.result)
+            self.gpu_queue.devices.hand_over(self.done, self.result)
         return self.failure
 
     def end(self, failure: str | None) -> None:
-        """Called by the lane: the host has nothing left to do."""
+        """Called by the queue: the host has nothing left to do."""
         self.failure = failure
         self.tensor = self.ready = self.staging = None
         if failure is not None:

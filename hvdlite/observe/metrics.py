@@ -53,25 +53,25 @@ class Metrics(TypedDict):
 def metrics() -> Metrics:
     """Where the time of this rank's steps goes. Not collective, and does not block.
 
-    Counts from `init` on where HVDLITE_SUMMARY is 1 (`hvdrun --summary`), else from the first call
-    of this function on. Of several optimizers, the one counts whose steps took most of the time,
-    and for `last_step` the one that has made most steps lately.
+    Counts from `init` on if HVDLITE_SUMMARY is 1 (`hvdrun --summary`), else from the first call of
+    this function on. Of several optimizers, the one counts whose steps took most of the time, and
+    for `last_step` the one that has made most steps lately.
 
     Returns:
-        A dict of numbers, the times in seconds. Its first step warms up; all but `steps` counts
+        A dict of numbers, the times in seconds. The first step warms up: all but `steps` counts
         from its end to the end of the last one, and before the second step from when counting began
         until now:
 
         - `rank`, `size`: this rank, and how many there are
         - `steps`: of the DistributedOptimizer
-        - `seconds`: all of the time
+        - `seconds`: the whole time
         - `data`: the part in which the program waited for a DataLoader
         - `waited`: the part in which it waited for hvdlite: for other ranks, or for communication;
           in the thread that makes the steps, without those of other threads of the script
         - `computing`: the rest
-        - `cpu`: the CPU time that all threads of the process have used
-        - `throttled`: the part of its periods, 0 to 1, in which the CPU quota of this process's
-          cgroup was used up; 0 without a quota
+        - `cpu`: the CPU time of all threads of the process
+        - `throttled`: the part of its periods, 0 to 1, in which this process's cgroup used up its
+          CPU quota; 0 without a quota
         - `last_step`: of the last step alone, `all` of its seconds, `computing`, `data`, `waited`;
           0 before the second step
         - `sent`: one object for each other host to which collectives have sent messages of data:

@@ -15,14 +15,14 @@ def report_progress(*, step: int | None = None, **values: SupportsFloat) -> None
     """Gives `hvdrun --monitor` numbers to show: the loss, the learning rate, an accuracy.
 
     Not collective: any rank may call it, as often as it likes, and hvdrun shows the mean of the
-    ranks that do. It only keeps the values, and costs some microseconds; every two seconds the
-    latest are sent. A tensor on a GPU is asked for its number no more often than that, as this
-    waits for the GPU. Without `--monitor` nothing is kept.
+    ranks that do. It only keeps the values, which costs some microseconds; every two seconds the
+    rank sends the latest. Only then is a tensor on a GPU read, because this waits for the GPU.
+    Without `--monitor` nothing is kept.
 
     Args:
         step: The script's own number of the step.
         values: Up to 8 numbers by name, or tensors of one element; a name that is not given keeps
-            its value. Names of other characters than letters go through a dict:
+            its value. For names with characters other than letters, use a dict:
             `report_progress(**{"val/loss": loss})`.
 
     Raises:

@@ -52,71 +52,72 @@ def DistributedOptimizer(
     """Makes an optimizer reduce its gradients over all ranks, while backward still runs.
 
     When a `backward()` that communicates returns, `.grad` holds the reduced gradients on every rank
-    (in order of the ranks within a host, whatever the timing), so clipping and GradScaler work as
-    in one process. Every rank makes its distributed optimizers in the same order, over the same
-    parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
+    (added in the order of the ranks within a host, whatever the timing), so clipping and GradScaler
+    work as in one process. Every rank makes its distributed optimizers in the same order, over the
+    same parameters, and calls `backward` and `step` equally often; a rank whose backward reaches no
     parameter takes part in `step`. A hook on a parameter that changes it or removes its gradient
-    while backward runs is an error (one DistributedOptimizer per parameter may make steps in hooks
-    registered after it). Gradients lie in shared buckets, step after step: what shares
-    memory with `.grad` (`detach()`, a view) must be cloned to be kept.
+    during backward is an error (but with one DistributedOptimizer per parameter, hooks registered
+    afterwards may make steps). Gradients stay in shared buckets from step to step: to keep a tensor
+    that shares memory with `.grad` (`detach()`, a view), clone it.
 
     With op=Adasum the gradients stay this rank's own. `step` makes the optimizer's step with them,
-    and combines by Adasum what it has changed in each parameter: the delta from its former value.
-    Every rank calls `step` equally often, and nothing else is collective.
+    and combines by Adasum the change of each parameter (the delta from its former value). Every
+    rank calls `step` equally often, and nothing else is collective.
 
     Args:
         optimizer: Any torch optimizer. It shares its state, options and parameter groups with the
             result for good.
-        named_parameters: `model.named_parameters()`: names for error messages, by which the ranks
-            also find that they have the same parameters in the same order. By default those that
+        named_parameters: `model.named_parameters()`: names for error messages, with which the ranks
+            also check that they have the same parameters in the same order. By default those that
             the optimizer was made with, as `torch.optim.SGD(model.named_parameters())`.
-        compression: Compression.none, .fp16 or .bf16: in which form gradients (or deltas) travel.
-        backward_passes_per_step: Gradients are reduced every N backward passes; the sum of them
-            is not divided by the number. With Adasum, where no backward communicates, it has no
-            effect. With HVDLITE_DETERMINISTIC=virtual:V it is `hvd.virtual_micro_batches()`, and an
-            Average is that of all V micro-batches.
+        compression: Compression.none, .fp16 or .bf16: the form in which gradients (or deltas)
+            travel.
+        backward_passes_per_step: Gradients are reduced every N backward passes; their sum is not
+            divided by N. It has no effect with Adasum, where no backward communicates. With
+            HVDLITE_DETERMINISTIC=virtual:V it is `hvd.virtual_micro_batches()`, and an Average is
+            that of all V micro-batches.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: With Average: divides by this before adding, and by size / this
             afterwards.
         num_groups: The older form of a number of `groups`.
         groups: Gradients to reduce together: lists of parameters, or the number of groups to form.
-            By default they are put together by size. With Adasum, where each delta is combined by
-            itself, it has no effect.
-        sparse_as_dense: How sparse gradients travel: as dense ones, in the buckets. Otherwise the
-            rows that the ranks have are gathered. In either case `.grad` is sparse on every rank
-            and has the rows of all of them; but a parameter for which some rank had a dense
-            gradient has dense ones from then on.
+            By default they are grouped by size. It has no effect with Adasum, which combines each
+            delta by itself.
+        sparse_as_dense: Sparse gradients travel as dense ones, in the buckets. Otherwise the ranks'
+            rows are gathered. In either case `.grad` is sparse on every rank and has the rows of
+            all of them; but a parameter for which some rank had a dense gradient has dense ones
+            from then on.
         process_set: The ranks that take part. On other ranks the result has the same class and
             methods, and communicates nothing.
-        check_start: Whether the ranks compare their parameters in the first reduction, and the
-            optimizer's state and options. Where they differ, rank 0 warns, or with HVDLITE_STRICT=1
-            all ranks raise an error; they do so too where the ranks have the same values in another
+        check_start: Whether the ranks compare their parameters, and the optimizer's state and
+            options, in the first reduction. If they differ, rank 0 warns, or with HVDLITE_STRICT=1
+            all ranks raise an error. They also do if the ranks only have the values in another
             order.
-        shard: True: each rank owns a part of every bucket. It gets the reduced gradients of its
-            part only, keeps the optimizer's state of its part only, and updates its part, with the
-            bits that an unsharded step gives; then the parameters are made whole again on every
-            rank. "host": the same among the ranks of each host. False: every rank does all of
-            this; only parameters of `share_parameters` are updated once per host, each element by
-            one of its ranks, which alone has its state.
-        free_gradients: Whether `step` ends as `zero_grad` does, with every `.grad` None, and gives
-            the memory of the gradients in host memory back to the system until the next backward.
-            That costs page faults in each step.
-        overlap_forward: The model, where `step` may return, with `shard`, while the parts of other
-            ranks are still on the way. A read of a parameter through the model or its modules
-            (forward, attributes, `parameters()`, `state_dict()`) waits for it. What holds
-            parameters otherwise sees old values until then: call
-            `optimizer.wait_for_parameters()` before.
+        shard: True: each rank owns a part of every bucket. It gets the reduced gradients and keeps
+            the optimizer's state of its part only, and updates its part, with the same bits as an
+            unsharded step; then every rank gets the whole parameters again. "host": the same among
+            the ranks of each host. False: every rank does all of this; only parameters of
+            `share_parameters` are updated once per host, each element by one of its ranks, which
+            alone has its state.
+        free_gradients: Whether `step` ends like `zero_grad`, with every `.grad` None, and returns
+            the gradients' host memory to the system until the next backward. That costs page faults
+            in each step.
+        overlap_forward: The model. `step` may then return, with `shard`, before the parts of other
+            ranks have arrived. A read of a parameter through the model or its modules (forward,
+            attributes, `parameters()`, `state_dict()`) waits for it. Anything that holds parameters
+            otherwise sees old values until then: call `optimizer.wait_for_parameters()` first.
 
-    With `shard`, `.grad` is None when a communicating `backward()` returns. What this rank has of
-    a gradient is `optimizer.sharded_grad(param)`. torch's own element-wise optimizers (SGD, Adam,
-    AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adagrad, Adadelta, ASGD) are cut anywhere, and so
-    are classes that set `hvdlite_elementwise = True`; any other class gets whole parameters, dealt
-    out by size. Parameters with sparse gradients are not divided. `hvd.join` is an error.
+    With `shard`, `.grad` is None when a communicating `backward()` returns;
+    `optimizer.sharded_grad(param)` is this rank's part of a gradient. torch's own element-wise
+    optimizers (SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adagrad, Adadelta, ASGD) are
+    cut anywhere, and so are classes that set `hvdlite_elementwise = True`; any other class gets
+    whole parameters, distributed by size. Parameters with sparse gradients are not divided.
+    `hvd.join` is an error.
 
     Returns:
-        An instance of the optimizer's own class, with the methods synchronize, skip_synchronize,
-        no_sync, set_backward_passes_per_step, set_weight and wait_for_parameters besides; with
-        `shard` or shared parameters also sharded_grad.
+        An instance of the optimizer's own class, with the additional methods synchronize,
+        skip_synchronize, no_sync, set_backward_passes_per_step, set_weight and wait_for_parameters;
+        with `shard` or shared parameters also sharded_grad.
 
     Raises:
         ValueError: Names that are no pairs, duplicate or missing; fewer than one pass per step;

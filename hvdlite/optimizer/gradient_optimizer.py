@@ -189,11 +189,11 @@ class GradientOptimizer(Wrapper):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """N, where gradients are reduced every N backward passes."""
+        """N: gradients are reduced every N backward passes."""
         return self._hvdlite_reducer.passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on every `passes`-th backward communicates; counted from now."""
+        """Gradients are reduced every `passes` backward passes, counted from now."""
         self._hvdlite_reducer.set_passes_per_step(checked_passes(passes))
 
     def set_weight(self, weight: float) -> None:
@@ -233,7 +233,7 @@ class GradientOptimizer(Wrapper):
 
         Raises:
             ValueError: Another argument; more than 1 with float16; op is not Average.
-            RuntimeError: The gradients of this step are reduced already or on the way, or a
+            RuntimeError: The gradients of this step are reduced already or in flight, or a
                 backward pass of this step had no weight.
 
         Example:

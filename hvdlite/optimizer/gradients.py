@@ -223,7 +223,7 @@ class Gradients:
                 raise
             self._start = None
         # Computing on a GPU leaves the cores free.
-        self._overlaps = spare or any(bucket.in_lane for bucket in self.buckets)
+        self._overlaps = spare or any(bucket.in_gpu_queue for bucket in self.buckets)
         better = lay_out(self.slots, self.combining, self._sizing(self.team))
         # Until now the buckets were whole on every rank.
         cuts = self.shards is not None and any(slot.in_parts for slot in self.slots)

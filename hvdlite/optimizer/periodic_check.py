@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from hvdlite.optimizer.checks.same_values import Comparison, Entry
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.replicated import options_in, parameters_in, state_in
 from hvdlite.own_names import own_name
 from hvdlite.world import world
@@ -91,7 +91,7 @@ class PeriodicCheck:
 
         def entries() -> list[Entry]:
             parameters = list(parameters_in(optimizer, self.name_of))
-            on_the_way.wait_for([each.tensor for each in parameters])
+            in_flight.wait_for([each.tensor for each in parameters])
             return [*parameters, *self.besides()]
 
         comparison.run(entries, self.steps)

@@ -12,11 +12,11 @@ and within a round starts the buckets in the order of their index; so the ranks 
 - A rank whose backward reached no parameter runs its round in `step`.
 - In a world of one there are no hooks, and `.grad` stays as autograd made it.
 
-Each gradient in a bucket travels with one number, its presence: 1 if the rank has it, else 0. If
+Each gradient in a bucket travels with one number, its mask: 1 if the rank has it, else 0. If
 the sum is 0, no rank has that gradient, and `.grad` stays as it was.
 
 Sparse gradients have no place in a bucket once all ranks know that they are sparse. The ranks learn
-it from the presence, which is infinite then. Their rows are gathered at the end of the round.
+it from the mask, which is infinite then. Their rows are gathered at the end of the round.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ class Reducer:
     # A round begins and ends.
 
     def open_round(self) -> None:
-        """Begins one; other ranks don't know of it yet. Blocks if parameters are on the way."""
+        """Begins one; other ranks don't know of it yet. Blocks if parameters are in flight."""
         team = self.gradients.team
         if self._counts_since != (since := (team, team.era if team else 0)):
             self.position.restart()

@@ -24,7 +24,7 @@ from hvdlite.optimizer.checks.numerics import Numerics
 from hvdlite.optimizer.checks.position_exchange import PositionExchange, difference, with_advice
 from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.micro_batches import MicroBatches
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.sharding.words import mixed_forms
 from hvdlite.optimizer.sparse_gradients import (
     Contribution,
@@ -51,13 +51,13 @@ class Round:
         of_backward: bool,
         begun_here: Callable[[], list[int]],
     ) -> None:
-        """Begins one; other ranks don't know of it yet. Blocks if parameters are on the way.
+        """Begins one; other ranks don't know of it yet. Blocks if parameters are in flight.
 
         of_backward: a backward pass runs it. begun_here: gives the numbers of the team's optimizers
             of which this rank has begun a round in the same backward.
         """
         # They come in the memory of the buckets.
-        on_the_way.wait_for(gradients.params())
+        in_flight.wait_for(gradients.params())
         for bucket in gradients.buckets:
             bucket.reset()
         if gradients.record is not None:
@@ -255,7 +255,7 @@ class Round:
             gradients.shards.require_all_members(gradients)
         for bucket in gradients.buckets:
             if bucket.absent or bucket.unknown or bucket.in_rows:
-                self._read_presences(bucket)
+                self._read_masks(bucket)
         if gradients.sparse or self._exchanges:
             self._exchange_rows()
         for slot in self._with_graph:
@@ -309,8 +309,8 @@ class Round:
             self.position.restart(max(phase for phase, *_ in positions))
             raise HorovodInternalError(text)
 
-    def _read_presences(self, bucket: Bucket) -> None:
-        """Learns from the summed presences which ranks have which gradient, and in which form."""
+    def _read_masks(self, bucket: Bucket) -> None:
+        """Learns from the summed masks which ranks have which gradient, and in which form."""
         gradients = self.gradients
         assert gradients.team is not None
         totals = bucket.totals()

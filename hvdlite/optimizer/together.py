@@ -19,7 +19,7 @@ import torch
 from hvdlite.errors import HorovodInternalError
 from hvdlite.observe import program, waits
 from hvdlite.optimizer.buckets.positions import error_in_words
-from hvdlite.optimizer.overlap import on_the_way
+from hvdlite.optimizer.overlap import in_flight
 from hvdlite.optimizer.round import Round
 from hvdlite.world.telling import last_line
 
@@ -169,8 +169,8 @@ def _given_up_before_the_first(several: Sequence[Reducer]) -> Reducer:
 
 def release(params: Iterable[torch.Tensor]) -> None:
     """Makes all existing optimizers stop reducing these parameters: they belong to the newest
-    optimizer, and are reduced once. Blocks if they are on the way."""
+    optimizer, and are reduced once. Blocks if they are in flight."""
     by_id = {id(param): param for param in params}
-    on_the_way.wait_for(by_id.values())
+    in_flight.wait_for(by_id.values())
     for reducer in list(alive):
         reducer.release(by_id)

@@ -81,7 +81,7 @@ def _weighed(reducer: Reducer, slot: Slot, grad: torch.Tensor) -> torch.Tensor |
 def _too_late(reducer: Reducer) -> str:
     """Why no weight can be given now; empty if it can."""
     if reducer.round is not None and (reducer.round.has_started() or reducer.in_backward()):
-        return "the gradients of this step are on the way already; call it before backward()"
+        return "the gradients of this step are in flight already; call it before backward()"
     if not reducer.step.communicated and not reducer.step.has_unreduced:
         return ""
     for slot in reducer.gradients.slots:

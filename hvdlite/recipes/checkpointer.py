@@ -32,33 +32,33 @@ OF_RANKS = "of_ranks"
 
 
 class Checkpointer:
-    """Saves a training in a folder, so that it goes on bit for bit as if nothing had ended it.
+    """Saves a training in a folder, so that it can continue bit for bit.
 
     A checkpoint holds the states of the objects given here, the random generators of every rank
     (python's, NumPy's, torch's, the GPUs'), and the number of the step. Rank 0 alone needs the
-    folder; the others get everything from it by broadcast.
+    folder and broadcasts everything to the others.
 
-    A file is there when it is complete, `checkpoint-000001200.pt` for step 1200: it is written
-    under another name, brought to the disk and renamed. It is a file of `torch.save`:
-    `torch.load(file, weights_only=True)["model"]` reads it anywhere. It is read with weights_only,
-    so that no file can run code; `save` refuses what could not be read so.
+    A file, `checkpoint-000001200.pt` for step 1200, appears when it is complete: it is written
+    under another name, synced to the disk and renamed. It is a file of `torch.save`:
+    `torch.load(file, weights_only=True)["model"]` reads it anywhere. `restore` reads with
+    weights_only, so no file can run code; `save` refuses what `restore` could not read.
 
     Every rank makes one, with the same arguments, and calls its methods, in the same order as other
-    collectives. The constructor and `save` block shortly, `restore` until every rank has its state.
-    One job at a time may use a folder.
+    collectives. The constructor and `save` block briefly, `restore` until every rank has its state.
+    Only one job at a time may use a folder.
 
     Args:
-        folder: Is made if it is missing. On the way to it and in it no symlink of another user is
-            followed.
+        folder: Created if it is missing. Neither in it nor on the way to it is a symlink of another
+            user followed.
         keep: How many checkpoints to keep; the oldest are removed when a new one is complete. None:
             all.
         background: Rank 0 writes in a thread while the training goes on; False: inside `save`.
         **objects: What to save, by name: the model, its optimizer (distributed, sharded or not),
             schedulers, a GradScaler, a DistributedSampler of hvdlite, anything with `state_dict`
-            and `load_state_dict`; a torch.Generator, that of a DataLoader for instance; or a dict
-            with values of your own, which `restore` changes in place. Their states are rank 0's;
-            what differs between ranks is not in them. Of a generator, a GradScaler, and an
-            optimizer with op=Adasum, each rank's own is saved.
+            and `load_state_dict`; a torch.Generator, such as a DataLoader's; or a dict with your
+            own values, which `restore` changes in place. Their states are rank 0's, without
+            differences between ranks. Of a generator, a GradScaler, and an optimizer with
+            op=Adasum, each rank's own state is saved.
 
     Raises:
         ValueError: keep is less than 1; an object has none of these forms.
@@ -105,14 +105,14 @@ class Checkpointer:
         weakref.finalize(self, self._writer.wait_at_last)
 
     def save(self, step: int) -> None:
-        """Saves the states as they are now. Every rank calls it, between two steps of the
-        optimizer: gradients that are being accumulated are not saved.
+        """Saves the current states. Every rank calls it, between two steps of the
+        optimizer: it does not save gradients that are being accumulated.
 
         Blocks until rank 0 has copied the states in its memory, and while it still writes the
-        checkpoint before, so that none is left out; waits for all ranks. The first call also gets
-        the memory for the copy, as much as the states have, and keeps it. During the call the state
-        of a sharded optimizer is there once more, gathered. With op=Adasum rank 0 gets the states
-        of all ranks, for as long as it writes them.
+        previous checkpoint, so that none is left out; waits for all ranks. The first call also
+        allocates the memory for the copy, as much as the states have, and keeps it. During the call
+        the state of a sharded optimizer is in memory once more, gathered. With op=Adasum rank 0
+        holds the states of all ranks while it writes them.
 
         Args:
             step: The number of the checkpoint, the same on every rank: how many steps were made.
@@ -170,23 +170,24 @@ class Checkpointer:
                 self._writer.wait()
 
     def restore(self) -> int | None:
-        """Loads the latest checkpoint that is whole, on every rank. Every rank calls it, before the
+        """Loads the latest intact checkpoint on every rank. Every rank calls it, before the
         training and after the objects are made. Blocks. During the call every rank has the whole
         checkpoint in host memory, also of a sharded optimizer.
 
-        Torn and damaged files are passed over, and rank 0 logs which ones and why. A file that
-        can't be read though it may be whole is an error: with an older one, or none, the training
-        would go back, and later saves would remove the file. The ranks may be
-        as many as before, or not: a sampler goes on with the same global order of samples. Rank r
-        gets the random generators of the former rank r. On a rank that there was not, a generator
-        that was in the same state on all ranks is so again; others are seeded by their state on
-        rank 0 and by the number of the rank. Of what each rank has for itself, with op=Adasum,
-        rank r of more than n former ranks gets the state of the former rank r mod n; with fewer
-        ranks the others' states are dropped.
+        It passes over torn and damaged files, and rank 0 logs which ones and why. A file that can't
+        be read but may be intact is an error: with an older one, or none, the training would go
+        back, and later saves would remove the file.
+
+        The number of ranks may differ from before: a sampler continues with the same global order
+        of samples. Rank r gets the random generators of the former rank r. On a new rank, a
+        generator that had the same state on all ranks gets that state; others get a seed from
+        their state on rank 0 and the rank's number. Of states that each rank has for itself,
+        with op=Adasum, rank r of more than n former ranks gets the state of the former rank r
+        mod n; with fewer ranks the others' states are dropped.
 
         With a DistributedSampler in the middle of an epoch, torch's generator and those given to
-        the constructor get their states again when the next iteration begins, as a DataLoader draws
-        a number then.
+        the constructor get their states again when the next iteration begins, because a DataLoader
+        draws a number then.
 
         Returns:
             Its step; None if there is none, and nothing has changed.

@@ -36,11 +36,11 @@ def scale_lr(
 
     Any rank may call it, alone too; nothing is sent.
 
-    A step of n ranks with k backward passes each is of G = n·k times as many samples. The rule
-    multiplies the rate for the *mean* gradient of them by G, or √G. The optimizer may get more than
-    the mean: with `Sum`, n times it; where the script does not divide its loss by k, k times it, as
-    gradients of backward passes add up. SGD then makes steps that are as much longer by themselves,
-    and the rate for the linear rule is smaller by that:
+    A step of n ranks with k backward passes each covers G = n·k times as many samples. The rule
+    multiplies the rate for their *mean* gradient by G, or √G. The optimizer may get more than the
+    mean: with `Sum`, n times it; if the script does not divide its loss by k, k times it, because
+    gradients of backward passes add up. SGD's steps are then already that much longer, and the
+    linear rule's factor is that much smaller:
 
     ======= ======== =============
     op      loss / k loss as it is
@@ -53,9 +53,9 @@ def scale_lr(
     With `optimizer.set_weight` the optimizer gets the mean over all passes, although the script
     does not divide its loss: pass `loss_divided=True`.
 
-    Adasum combines the steps of all ranks, within hosts too, so that their number does not scale
-    the rate (Horovod multiplies by the local size where NCCL averages within hosts; here nothing
-    does). `rule="sqrt"` is for Adam and its relatives, whose steps do not depend on the size of the
+    Adasum combines the steps of all ranks, within hosts too, so their number does not scale the
+    rate (Horovod multiplies by the local size where NCCL averages within hosts; hvdlite does not).
+    `rule="sqrt"` is for Adam and its relatives, whose steps do not depend on the size of the
     gradient: the factor is √G in the whole table, and √k with Adasum.
 
     Args:
@@ -123,13 +123,13 @@ class GradualWarmup(LRScheduler):
     lr(t) = start + (lr - start)·t / steps, for t = 0, 1, … calls of `step()`, and exactly lr from
     t = steps on. After that the scheduler leaves the rate alone.
 
-    In `SequentialLR` the next scheduler takes over at the milestone, whichever it is. In
-    `ChainedScheduler`, or side by side, what another one *multiplies* the rate by stays multiplied:
-    `StepLR`, `MultiStepLR`, `ConstantLR`, `LinearLR`, `ExponentialLR`, `PolynomialLR`,
-    `CosineAnnealingLR` with eta_min=0, `ReduceLROnPlateau`. Those that *set* the rate, whatever it
-    was, have no place there: `LambdaLR`, `CosineAnnealingWarmRestarts`, `CyclicLR`, `OneCycleLR`.
-    A step that finds the rate above the warm-up's raises an error. 0 stays 0 when it is multiplied:
-    with start_lr=0, make and step the others after this one.
+    In `SequentialLR` any next scheduler takes over at the milestone. In `ChainedScheduler`, or side
+    by side, the warm-up keeps the factors of schedulers that *multiply* the rate: `StepLR`,
+    `MultiStepLR`, `ConstantLR`, `LinearLR`, `ExponentialLR`, `PolynomialLR`, `CosineAnnealingLR`
+    with eta_min=0, `ReduceLROnPlateau`. Those that *set* the rate, whatever it was, do not work
+    there: `LambdaLR`, `CosineAnnealingWarmRestarts`, `CyclicLR`, `OneCycleLR`. A step that finds
+    the rate above the warm-up's raises an error. 0 stays 0 when it is multiplied: with start_lr=0,
+    make and step the others after this one.
 
     Its `state_dict()`, with the optimizer's, resumes a warm-up bit for bit.
 

@@ -49,14 +49,14 @@ def average_metrics(
         values: A number, a tensor of one element on any device, or a dict, list or tuple of them,
             nested as you like. Each is this rank's mean over its own samples.
         weight: How many samples this rank's values are of; 0 or more, not necessarily an integer.
-            With 0 the values do not count and may be anything: NaN, None, of other keys or none.
-            Unless its keys are those of the others, this rank gets what they have.
+            With 0 the values do not count and may be anything: NaN, None, with other keys or none.
+            If its keys differ from the others', this rank gets theirs.
         name: As for `allreduce`.
         process_set: The ranks that take part.
 
     Returns:
         The same structure with floats, the same on every rank: each is the float64 nearest to the
-        true mean of the float64 values, whichever rank has which. NaN where all weights are 0.
+        true mean of the float64 values, on whichever ranks they are. NaN if all weights are 0.
 
     Raises:
         ValueError: On a rank: a value is no number, or the weight is negative or not finite.
@@ -86,7 +86,7 @@ class Metric:
     """The weighted mean of what all ranks have passed to `update` since the last `reset`.
 
     `update` sends nothing, and does not wait for a GPU: it keeps copies of tensors there. Ranks may
-    call it unequally often, or not at all.
+    call it different numbers of times, or not at all.
 
     Args:
         name: The name of the collective in `compute`, as for `allreduce`, and of the metric in

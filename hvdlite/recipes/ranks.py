@@ -65,13 +65,13 @@ def only_rank(
     Without `wait` and `broadcast` any rank may call the function, nothing is sent, and the other
     ranks go on at once. With one of them every rank of the process set calls it, it blocks until
     the function has returned on its rank, and a failure there is an error on every rank. The
-    function itself calls no collective.
+    function itself must call no collective.
 
     Args:
         rank: A rank of the world, also with a process set.
-        wait: The other ranks go on when the function has returned: it has written a file that they
-            read.
-        broadcast: All ranks get what the function returns; the others a copy, by cloudpickle.
+        wait: The other ranks go on when the function has returned, for instance to read a file that
+            it has written.
+        broadcast: All ranks get the function's result; the others a copy, by cloudpickle.
         process_set: The ranks that wait or get the result; `rank` is one of them.
 
     Raises:
@@ -142,13 +142,13 @@ def rank_first(
 ) -> Iterator[None]:
     """A context: this rank runs the block, and then all others do.
 
-    For what the first does for the others: it downloads or unpacks a data set, and they find it.
-    Every rank of the process set enters it. The others block until the first has left the block;
-    that is one allgather. The block itself calls no collective.
+    Use it when one rank prepares something for the others: it downloads or unpacks a data set, and
+    they find it. Every rank of the process set enters it. The others block until the first has left
+    the block; that is one allgather. The block itself must call no collective.
 
     Args:
         rank: A rank of the world; with `per_host`, a local rank.
-        per_host: That rank of each host is first, as hosts have disks of their own.
+        per_host: That rank of each host is first, for hosts with their own disks.
         process_set: The ranks that take part; `rank` is one of them.
 
     Raises:
@@ -183,8 +183,8 @@ def rank_first(
 def rank_zero_print(*values: Any, **options: Any) -> None:
     """`print` on rank 0; nothing on the others. Any rank may call it, alone too.
 
-    Takes the arguments of `print`, and flushes by default, so that the lines stand among those of
-    the other ranks where they belong.
+    Takes the arguments of `print`, and flushes by default, so that the lines appear in order among
+    those of the other ranks.
 
     Example:
         >>> from hvdlite.recipes import rank_zero_print

@@ -19,17 +19,19 @@ class DistributedSampler(TorchSampler[Sample]):
     epoch: then no sample comes twice in the epoch, and none is left out, with any number of ranks.
 
     Replaces torch's class, and is an instance of it: the same arguments, the same samples on every
-    rank. The samples of an epoch have one global order, a permutation that follows from `seed +
-    epoch` alone. Rank r of n takes each n-th sample of it, from the r-th on. So after k batches of
-    b samples on each rank, the first n*k*b of the order are consumed: this number is the cursor,
-    all that must be saved. A resumed epoch deals out the rest of the order in the same way.
+    rank. The samples of an epoch have one global order, a permutation that follows from
+    `seed + epoch` alone. Rank r of n takes each n-th sample of it, from the r-th on. So after k
+    batches of b samples on each rank, the first n*k*b of the order are consumed: this number, the
+    cursor, is all that must be saved. A resumed epoch distributes the rest of the order in the same
+    way.
 
-    A DataLoader fetches ahead of the training loop, so that the sampler can't know by itself what
-    the loop has consumed: say it after each batch, with `advance`. Without it the sampler works as
-    torch's does, and refuses to be saved. A state that is saved after the last batch is that of the
-    epoch's end, where a resumed loop finds no batch: call `set_epoch(epoch + 1)` before the save.
+    A DataLoader fetches ahead of the training loop, so the sampler can't know by itself what the
+    loop has consumed: call `advance` after each batch. Without it the sampler works like torch's,
+    and refuses to be saved. A state saved after the last batch is that of the epoch's end, where a
+    resumed loop finds no batch: call `set_epoch(epoch + 1)` before the save.
 
-    No method communicates. Ranks call `set_epoch` and `advance` alike, and load the same state.
+    No method communicates. All ranks call `set_epoch` and `advance` in the same way, and load the
+    same state.
 
     Args:
         dataset: Something with a length.
@@ -132,8 +134,8 @@ class DistributedSampler(TorchSampler[Sample]):
         return self._pass.is_over
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the samples. Another epoch than before begins at its first sample;
-        the same one goes on at the cursor."""
+        """Chooses the order of the samples. A new epoch begins at its first sample; the same one
+        continues at the cursor."""
         self._counts_epochs = True
         if epoch != self.epoch:
             super().set_epoch(epoch)
@@ -141,9 +143,9 @@ class DistributedSampler(TorchSampler[Sample]):
             self._before_next_pass = None
 
     def advance(self, samples: int) -> None:
-        """Says that this rank has trained on so many more samples; all others on as many, but for
-        the epoch's last ones. Call it once per batch, after the step; with accumulation of
-        gradients, after each backward.
+        """Records that this rank has trained on this many more samples, and all others on as many,
+        except for the epoch's last ones. Call it once per batch, after the step; with accumulation
+        of gradients, after each backward.
 
         Args:
             samples: The length of this rank's batch.

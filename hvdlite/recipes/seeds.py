@@ -24,11 +24,11 @@ def set_seed(seed: int, per_rank: bool = True, *, rank: int | None = None) -> in
 
     Args:
         seed: 0 to 2**64 - 1; the same on every rank.
-        per_rank: Every rank gets a stream of its own, for dropout and augmentation; rank 0 that of
-            the seed itself, which is that of a single process. False: all ranks get the same, to
-            draw the same start values; also before `init`.
-        rank: Whose stream, if not this rank's: with virtual ranks that of each micro-batch, one of
-            `hvd.virtual_ranks()`.
+        per_rank: Every rank gets its own stream, for dropout and augmentation; rank 0 that of the
+            seed itself, as a single process would. False: all ranks get the same, to draw the same
+            start values; also before `init`.
+        rank: The rank whose stream to use, if not this one: with virtual ranks that of each
+            micro-batch, one of `hvd.virtual_ranks()`.
 
     Returns:
         The seed that torch got, 64 bits: the given one on rank 0 and without `per_rank`.
@@ -59,11 +59,11 @@ def set_seed(seed: int, per_rank: bool = True, *, rank: int | None = None) -> in
 def seeded_generator(seed: int, per_rank: bool = True) -> torch.Generator:
     """A generator of torch on the CPU with the stream that `set_seed` would give this rank.
 
-    For `DataLoader(generator=…)` and samplers: their draws then neither depend on what else draws
-    random numbers nor change it. Arguments and errors are those of `set_seed`.
+    For `DataLoader(generator=…)` and samplers: their draws then do not depend on other random
+    draws, nor change them. Arguments and errors are those of `set_seed`.
 
-    Pass it to `Checkpointer` too: by itself that saves no generators but Python's, NumPy's and
-    torch's own.
+    Pass it to `Checkpointer` too, which by itself saves only Python's, NumPy's and torch's own
+    generators.
 
     Example:
         >>> from hvdlite.recipes import seeded_generator
@@ -76,10 +76,10 @@ def seeded_generator(seed: int, per_rank: bool = True) -> torch.Generator:
 
 
 def seed_workers() -> Callable[[int], None]:
-    """A `worker_init_fn` for `DataLoader`: every worker of every rank gets streams of its own.
+    """A `worker_init_fn` for `DataLoader`: every worker of every rank gets its own streams.
 
     PyTorch seeds the workers of one loader differently, from a number that it draws on the rank in
-    every epoch. Where the ranks draw the same (`set_seed` without `per_rank`, loaders with equal
+    every epoch. If the ranks draw the same (`set_seed` without `per_rank`, loaders with equal
     generators), worker i would make the same random choices on every rank.
 
     Call it on the rank; the result works in workers of any start method.

@@ -26,8 +26,8 @@ METHODS = (
 class SummaryWriter:
     """`torch.utils.tensorboard.SummaryWriter` on this rank; on the others its methods do nothing.
 
-    Any rank may make and use it, alone too; nothing is sent. What is written should therefore be
-    the same on all ranks, or averaged (`average_metrics`) before.
+    Any rank may make and use it, alone too; nothing is sent. So write values that are the same on
+    all ranks, or average them first (`average_metrics`).
 
     Args:
         log_dir: The folder, made if it is missing; None: as in PyTorch, `runs/` and time and host.

@@ -27,7 +27,7 @@ AnyMetric = TypeVar("AnyMetric", bound="torchmetrics.Metric | torchmetrics.Metri
 
 
 def synchronized(metric: AnyMetric, process_set: ProcessSet = global_process_set) -> AnyMetric:
-    """Makes `metric.compute()` give the value of all ranks' data; returns the metric.
+    """Makes `metric.compute()` return the value of all ranks' data; returns the metric.
 
     Every rank then calls `compute` (and `forward`, with `dist_sync_on_step`), also one that had no
     data; it blocks, one allgather for each metric. Updates send nothing.

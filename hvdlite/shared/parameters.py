@@ -31,28 +31,28 @@ _FORM = "share_parameters"
 
 
 def share_parameters(model: torch.nn.Module, buffers: bool = False) -> None:
-    """Moves the model's parameters into memory that the ranks of a host have in common. Blocks.
+    """Moves the model's parameters into memory that the ranks of a host share. Blocks.
 
-    Every rank calls it, with the same model. After it each parameter lies once per host, and all
+    Every rank calls it, with the same model. Then each host has one copy of each parameter, and all
     its ranks see the same pages, their forked children too. The `Parameter` objects stay the same,
     so optimizers, hooks, gradients, tied weights and views of one another keep working; a tensor
-    that was made from a parameter before, as by `detach()`, keeps the old memory. The values are
-    those of the lowest rank of each host. What is shared already stays where it is.
+    made from a parameter before, as by `detach()`, keeps the old memory. The values are those of
+    the lowest rank of each host. Already shared parameters stay where they are.
 
     From now on a rank must not change a parameter in place by itself: the others see it at once,
-    and where all do, it happens several times. The optimizer's step, `load_state_dict` (every rank
+    and if all do, it happens several times. The optimizer's step, `load_state_dict` (every rank
     calls it) and `broadcast_parameters` write once per host; HVDLITE_CHECK_SHARED=1 finds other
-    changes. What gives parameters other memory, as `model.to(dtype)` does, ends the sharing: call
-    `share_parameters` again after it.
+    changes. Anything that gives parameters other memory, such as `model.to(dtype)`, ends the
+    sharing: call `share_parameters` again afterwards.
 
     Args:
-        model: Dense parameters in host memory, on every rank of the same names, shapes, dtypes and
-            strides.
+        model: Its parameters must be dense, in host memory, and have the same names, shapes, dtypes
+            and strides on every rank.
         buffers: Share the model's buffers too.
 
     Raises:
         ValueError: A parameter that can't be shared, for instance on a GPU; a buffer that forward
-            changes, as those of BatchNorm. The text names it.
+            changes, such as BatchNorm's. The text names it.
         HorovodInternalError: The ranks' models differ, or the ranks of a host can't share memory;
             on every rank. Or another rank has raised.
         MemoryError: A host has too little memory; on every rank.
@@ -88,9 +88,9 @@ def share_parameters(model: torch.nn.Module, buffers: bool = False) -> None:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies where `share_parameters` has placed something: once per host.
+    """Whether the tensor is in memory of `share_parameters`: one copy per host.
 
-    Also true of views of such tensors; false of a `shared_tensor`, which nobody writes.
+    Also true of views of such tensors; false of a `shared_tensor`.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

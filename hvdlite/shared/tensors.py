@@ -32,27 +32,29 @@ def shared_tensor(
     """A tensor of which each host has one copy, in the memory of all its ranks. Blocks.
 
     Every rank calls it, with the same shape and dtype. Once it is filled it is read-only on every
-    rank: a rank that writes to it, also by numpy, ends with SIGSEGV and its Python stack; `clone()`
-    gives a tensor to write to. Forked and spawned children, a DataLoader's workers for instance,
-    have the same memory. It is freed when the last process of the host has dropped it.
+    rank: a rank that writes to it, also by numpy, ends with SIGSEGV and its Python stack; write to
+    a `clone()`. Forked and spawned children, such as a DataLoader's workers, have the same memory.
+    It is freed when the last process of the host has dropped it.
 
     Args:
         shape: Its dimensions.
         dtype: Any but quantized ones.
-        fill: Called on the lowest rank of each host with the tensor, of zeros, which it fills in
-            place. With parts=True it is called on every rank, as `fill(part, begin)`: `part` are
+        fill: Called on the lowest rank of each host with a tensor of zeros, which it fills in
+            place. With parts=True it is called on every rank, as `fill(part, begin)`: `part` is
             this rank's rows of the first dimension, which begin at row `begin`; a rank may have
             none. None: the tensor stays zeros, and every rank of the host may write to it; the
-            ranks must agree by barriers on who does when.
+            ranks must agree by barriers on who writes when.
         parts: Whether every rank fills a part.
 
     Returns:
-        A contiguous tensor in host memory; on each host one, with what its ranks have filled in.
+        A contiguous tensor in host memory, one per host, with the data that its ranks have filled
+        in.
 
     Raises:
         ValueError: A bad argument.
         HorovodInternalError: The arguments differ, `fill` has raised on another rank, or the ranks
-            of a host can't share memory; on every rank. Where `fill` raises: its own exception.
+            of a host can't share memory; on every rank. Where `fill` itself raises: its
+            exception.
         MemoryError: A host has too little memory; on every rank.
 
     Example:

@@ -15,9 +15,9 @@ import torch
 
 from hvdlite.errors import HorovodInternalError, LaunchError
 from hvdlite.world import faults, world
+from hvdlite.world.bootstrap import communicators, mpi, through_store, torch_place
+from hvdlite.world.bootstrap.peers import MpiPeers, Peers
 from hvdlite.world.config import Config
-from hvdlite.world.meeting import communicators, mpi, store_meeting, torch_place
-from hvdlite.world.meeting.peers import MpiPeers, Peers
 from hvdlite.world.process import cpu_threads, gpu_pinning
 from hvdlite.world.process.exits import Exits, HostExits
 from hvdlite.world.teams import algorithm_table
@@ -74,7 +74,7 @@ def begin_with_store(store: Any, rank: int, size: int, timeout_s: float) -> None
             `begin`.
     """
     if not world.is_initialized():
-        _begin(None, store_meeting.Place(store, rank, size, timeout_s, "group"))
+        _begin(None, through_store.Place(store, rank, size, timeout_s, "group"))
     of_world = world.rank(), world.size()
     if of_world != (rank, size):
         raise LaunchError(
@@ -84,7 +84,7 @@ def begin_with_store(store: Any, rank: int, size: int, timeout_s: float) -> None
         )
 
 
-def _begin(comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | None) -> None:
+def _begin(comm: Intracomm | Sequence[int] | None, place: through_store.Place | None) -> None:
     """place: where the world's ranks meet without MPI, if the caller knows it."""
     config = Config.from_env()
     logs.set_level(config)
@@ -157,7 +157,7 @@ def _enter_together(made: World) -> None:
     )
 
 
-def _is_mpis(config: Config, place: store_meeting.Place | None) -> bool:
+def _is_mpis(config: Config, place: through_store.Place | None) -> bool:
     """Whether an MPI launcher has started the ranks, and not a process that has started them."""
     launcher = mpi.launcher_of(os.environ)
     if launcher is None or mpi.is_task_of_a_rank(config.rank_process, os.environ):
@@ -175,7 +175,7 @@ def _has_torchrun() -> bool:
     return bool(os.environ.get("TORCHELASTIC_RUN_ID"))
 
 
-def _world_without_mpi(config: Config, place: store_meeting.Place | None) -> World:
+def _world_without_mpi(config: Config, place: through_store.Place | None) -> World:
     if config.alone and place is not None and place.size > 1:
         raise LaunchError(
             f"a process group of {place.size} ranks is made where HVDLITE_ALONE=1 asks for a world "
@@ -194,7 +194,7 @@ def _world_without_mpi(config: Config, place: store_meeting.Place | None) -> Wor
             )
         return _world_of_one(config)
     warn_s = 0.0 if config.stall_check_disable else config.stall_check_time_seconds
-    peers = store_meeting.meet(place, warn_s)
+    peers = through_store.meet(place, warn_s)
     try:
         _end_without_mpi(place.rank)
         return _world_of_peers(peers, config, None)
@@ -227,7 +227,7 @@ def _world_of_one(config: Config) -> World:
 
 
 def _world_of_mpi(
-    config: Config, comm: Intracomm | Sequence[int] | None, place: store_meeting.Place | None
+    config: Config, comm: Intracomm | Sequence[int] | None, place: through_store.Place | None
 ) -> World:
     mpi_runtime = mpi.load()
     mpi.check_launcher(mpi_runtime, os.environ)

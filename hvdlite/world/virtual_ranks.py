@@ -20,7 +20,7 @@ from hvdrun.for_hvdlite import uneven_shares
 
 
 def virtual_size(process_set: ProcessSet = global_process_set) -> int:
-    """The number of virtual ranks, which is that of a step's micro-batches over all ranks: V with
+    """The number of virtual ranks, and so of a step's micro-batches over all ranks: V with
     HVDLITE_DETERMINISTIC=virtual:V; else the number of ranks.
 
     Raises:
@@ -51,9 +51,9 @@ def virtual_micro_batches(process_set: ProcessSet = global_process_set) -> int:
 
 
 def virtual_ranks(process_set: ProcessSet = global_process_set) -> range:
-    """The virtual ranks of this rank, in the order in which it computes their micro-batches; of
-    this rank's number among the members of the process set. Raises as `virtual_size`, and a
-    ValueError where this rank is no member.
+    """The virtual ranks of this rank, in the order in which it computes their micro-batches; they
+    follow from this rank's number among the members of the process set. Raises like `virtual_size`,
+    and a ValueError if this rank is no member.
 
     Example:
         On rank 0, without the variable:

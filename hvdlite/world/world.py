@@ -12,8 +12,8 @@ from typing import Protocol
 
 from hvdlite import _core
 from hvdlite.errors import NotInitializedError
+from hvdlite.world.bootstrap import mpi
 from hvdlite.world.config import Config
-from hvdlite.world.meeting import mpi
 from hvdlite.world.teams import sent_bytes
 from hvdlite.world.teams.algorithm_table import AlgorithmTable
 from hvdlite.world.teams.placement import Placement
@@ -152,9 +152,9 @@ def enter(world: World) -> None:
 def shutdown() -> None:
     """Leaves the world. Not collective, and does not wait for any rank.
 
-    This rank's pending operations fail; an operation of other ranks that needs this rank fails
-    there, with an error that says that it has left. `init` works again afterwards, if all ranks
-    call it; not in a job with servers, which end. Runs by itself when the process ends.
+    This rank's pending operations fail. Other ranks' operations that need this rank fail there,
+    with an error that it has left. `init` works again afterwards if all ranks call it, but not in a
+    job with servers, which end. Runs by itself when the process ends.
 
     Example:
         >>> hvd.shutdown()

@@ -1,21 +1,20 @@
 # This line is skipped by `python -x`: an option that some launchers put before ours.
 """The agent, beside each rank and on each remote host: `python -I -S agent.py ROLE …`.
 
-    hvdrun ─ mpirun ─┬─ shim ─ keeper ─ COMMAND         a rank on this host
-       │             └─ ssh ┄┄┄ host agent ┐            (role `ssh`, which becomes ssh)
-       └─── hvdrun holds ssh's ends        │
-                                 MPI's daemon ─ shim ─ keeper ─ COMMAND     a rank over there
+    hvdrun ─┬─ mpirun ─┬─ shim ─ keeper ─ COMMAND       a rank on this host
+            │          └─ role `ssh`, which waits for MPI's daemon over there
+            └─ ssh ┄┄┄ host agent ─ MPI's daemon ─ shim ─ keeper ─ COMMAND    a rank over there
 
-- `ssh` runs in ssh's place: it hands the ends of the connection to hvdrun and becomes ssh. So MPI
-  and hvdrun share one connection to each remote host.
-- `host` starts MPI's daemon on a remote host, and supervises the ranks there as hvdrun does here.
+- `ssh` runs in ssh's place: it has hvdrun start MPI's daemon over its own connection to the host,
+  and waits for the end. So hvdrun has one connection to each remote host.
+- `host` answers preflight's question to a remote host, starts MPI's daemon there, and supervises
+  the ranks as hvdrun does here.
 - `rank` is the program that MPI starts. It forks: the shim is the process that MPI sees and may
   kill; the keeper, out of MPI's reach, is the parent of the user's command. So hvdrun reports a
   rank that fails before MPI notices, in the same way under every MPI. The command gets the rank's
   share of the host's cores; with `unbound-rank` it keeps the cores that MPI has given it.
   `verbose-rank` is as `rank`, and says where its GPU is.
 - `reach` stands in ssh's place where each host has started hvdrun itself (see `rendezvous`).
-- `probe` answers preflight's question to a host, before the job starts.
 
 The keepers find their supervisor (hvdrun, or the host agent) by the job's name in HVDRUN_LINK
 (see `peers`); if it does not answer, they end. If the variable is not set, `rank` becomes the
@@ -36,21 +35,13 @@ def main() -> None:
     sys.modules["hvdrun"] = package
     role, arguments = sys.argv[1], sys.argv[2:]
     if role.endswith("rank"):
-        from hvdrun.agent import shim
+        from hvdrun.agent.rank import shim
 
         shim.main(arguments, role)
-    if role == "probe":
-        from hvdrun.agent import probe
-
-        probe.main(arguments)
-    if role == "reach":
-        from hvdrun.agent import reach
-
-        reach.main(arguments)
-    if role == "ssh":
+    if role in ("ssh", "reach"):
         from hvdrun.agent import ssh
 
-        ssh.main(arguments)
+        (ssh.main if role == "ssh" else ssh.reach)(arguments)
     from hvdrun.agent import host_agent
 
     host_agent.main(arguments)

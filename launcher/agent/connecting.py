@@ -1,6 +1,6 @@
 """Whether hosts can connect to each other over TCP: the part of preflight on each host.
 
-hvdrun sends orders, a line of JSON each: on which addresses to listen, then the job's one-time
+hvdrun sends orders, as JSON: on which addresses to listen, then the job's one-time
 secret and which addresses of other hosts to connect to. Both ends of a connection prove that they
 know the secret, so that no other program, and no other user's, stands for a host. A connection
 carries these proofs and nothing else. A program that does not prove itself gets no answer. With
@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac  # here, as strangers may take every descriptor later
-import json
 import os
-import select
+import selectors
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from hvdrun.agent.frames import CHUNK
-from hvdrun.agent.gpu_pairs import copies
+from hvdrun.agent.gpu_copies import copies
 
 # Packets are sent again after 1 and 3 s: two may be lost.
 CONNECT_S = 4.0
@@ -32,7 +31,6 @@ NONCE_BYTES, PROOF_BYTES = 16, 32
 # opened, the oldest is closed.
 MOST_CALLERS = 1200
 MOST_PORTS = 1000  # tried in a range
-ORDER_BYTES = 1 << 20
 
 # The results of a connection, for hvdrun.
 CONNECTED, REFUSED, NO_ROUTE, SILENT, STRANGER, UNPROVEN = (
@@ -87,61 +85,41 @@ class _Call:
 
 
 class Connecting:
-    """Obeys hvdrun's orders until its input ends. `say` sends an answer; `heard` is called whenever
-    there was input."""
+    """Obeys hvdrun's orders. `say` sends an answer."""
 
     def __init__(
-        self,
-        say: Callable[[dict[str, Any]], None],
-        orders: int = 0,
-        heard: Callable[[], object] = lambda: None,
+        self, selector: selectors.BaseSelector, say: Callable[[dict[str, Any]], None]
     ) -> None:
+        self.selector = selector
         self.say = say
-        self.heard = heard
-        self.orders = orders
-        self.buffer = b""
-        self.poll = select.poll()
-        self.poll.register(orders, select.POLLIN)
         self.secret = b""
-        self.listeners: dict[int, socket.socket] = {}
-        self.callers: dict[int, tuple[socket.socket, bytes]] = {}
-        self.calls: dict[int, _Call] = {}
+        self.listeners: list[socket.socket] = []
+        self.callers: dict[socket.socket, bytes] = {}  # and what each has sent
+        self.calls: set[_Call] = set()
         self.results: list[str] = []
         self.begin = 0.0
 
-    def run(self) -> None:
-        while True:
-            for fd, _ in self.poll.poll(100 if self.calls else None):
-                if fd == self.orders:
-                    if not self._obey():
-                        return
-                elif fd in self.listeners:
-                    self._accept(self.listeners[fd])
-                elif fd in self.callers:
-                    self._hear_caller(fd)
-                elif fd in self.calls:
-                    self._go_on(self.calls[fd])
-            since_s = time.monotonic() - self.begin
-            for call in list(self.calls.values()):
-                if since_s > (PROOF_S if call.connected else CONNECT_S):
-                    self._end(call, UNPROVEN if call.connected else SILENT)
+    def obey(self, order: dict[str, Any]) -> None:
+        if "listen" in order:
+            self.say({"listening": [self._listen(*words) for words in order["listen"]]})
+        elif "copies" in order:
+            self.say({"copies": copies(**order["copies"])})
+        else:
+            self.secret = bytes.fromhex(order["secret"])
+            self._connect(order["connect"])
 
-    def _obey(self) -> bool:
-        """False at the end of the orders."""
-        data = os.read(self.orders, CHUNK)
-        self.heard()
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        # Empty lines are signs of life, and for start-up files that read.
-        for line in filter(None, lines):
-            order = json.loads(line)
-            if "listen" in order:
-                self.say({"listening": [self._listen(*words) for words in order["listen"]]})
-            elif "copies" in order:
-                self.say({"copies": copies(**order["copies"])})
-            else:
-                self.secret = bytes.fromhex(order["secret"])
-                self._connect(order["connect"])
-        return bool(data) and len(self.buffer) < ORDER_BYTES
+    def tick(self) -> None:
+        """Gives up what takes too long."""
+        since_s = time.monotonic() - self.begin
+        for call in list(self.calls):
+            if since_s > (PROOF_S if call.connected else CONNECT_S):
+                self._end(call, UNPROVEN if call.connected else SILENT)
+
+    def close(self) -> None:
+        for sock in (*self.listeners, *self.callers, *(call.sock for call in self.calls)):
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(sock)
+            sock.close()
 
     def _listen(self, address: str, low: int, high: int) -> int | str:
         """The port, or the reason why there is none."""
@@ -149,19 +127,19 @@ class Connecting:
             sock = listen(address, low, high)
         except OSError as error:
             return error.strerror or str(error)
-        self.listeners[sock.fileno()] = sock
+        self.listeners.append(sock)
         # Nobody can prove anything before the secret is known here: callers wait in the queue.
         return int(sock.getsockname()[1])
 
     def _connect(self, addresses: list[tuple[str, int]]) -> None:
-        for fd in self.listeners:
-            self.poll.register(fd, select.POLLIN)
+        for listener in self.listeners:
+            self.selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
         self.begin = time.monotonic()
         self.results = [""] * len(addresses)
         for number, (address, port) in enumerate(addresses):
             call = _Call(number, address, port)
-            self.calls[call.sock.fileno()] = call
-            self.poll.register(call.sock.fileno(), select.POLLOUT)
+            self.calls.add(call)
+            self.selector.register(call.sock, selectors.EVENT_WRITE, partial(self._go_on, call))
             code = call.sock.connect_ex((address, port))
             if code not in (0, errno.EINPROGRESS):
                 self._end(call, _BY_ERROR.get(code, NO_ROUTE))
@@ -175,7 +153,7 @@ class Connecting:
                 self._end(call, _BY_ERROR.get(code, NO_ROUTE))
                 return
             call.connected = True
-            self.poll.modify(call.sock.fileno(), select.POLLIN)
+            self.selector.modify(call.sock, selectors.EVENT_READ, partial(self._go_on, call))
             mine = proof(self.secret, b"caller", call.nonce, call.address, call.port)
             with contextlib.suppress(OSError):
                 call.sock.send(call.nonce + mine)
@@ -191,8 +169,8 @@ class Connecting:
                 self._end(call, CONNECTED if hmac.compare_digest(call.heard, theirs) else STRANGER)
 
     def _end(self, call: _Call, result: str) -> None:
-        self.poll.unregister(call.sock.fileno())
-        del self.calls[call.sock.fileno()]
+        self.selector.unregister(call.sock)
+        self.calls.remove(call)
         call.sock.close()
         self.results[call.number] = result
         if all(self.results):
@@ -208,28 +186,30 @@ class Connecting:
         sock.setblocking(False)
         if len(self.callers) >= MOST_CALLERS:
             self._dismiss(next(iter(self.callers)))
-        self.callers[sock.fileno()] = sock, b""
-        self.poll.register(sock.fileno(), select.POLLIN)
+        self.callers[sock] = b""
+        self.selector.register(sock, selectors.EVENT_READ, partial(self._hear_caller, sock))
 
-    def _hear_caller(self, fd: int) -> None:
-        sock, heard = self.callers[fd]
+    def _hear_caller(self, sock: socket.socket) -> None:
+        if sock not in self.callers:  # dismissed in this turn of the loop
+            return
         try:
             data = sock.recv(NONCE_BYTES + PROOF_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        heard += data
+        heard = self.callers[sock] + data
         if data and len(heard) < NONCE_BYTES + PROOF_BYTES:
-            self.callers[fd] = sock, heard
+            self.callers[sock] = heard
             return
         nonce, theirs = heard[:NONCE_BYTES], heard[NONCE_BYTES:]
         address, port = sock.getsockname()[:2]
         if hmac.compare_digest(theirs, proof(self.secret, b"caller", nonce, address, port)):
             with contextlib.suppress(OSError):
                 sock.send(proof(self.secret, b"listener", nonce, address, port))
-        self._dismiss(fd)
+        self._dismiss(sock)
 
-    def _dismiss(self, fd: int) -> None:
-        self.poll.unregister(fd)
-        self.callers.pop(fd)[0].close()
+    def _dismiss(self, caller: socket.socket) -> None:
+        self.selector.unregister(caller)
+        del self.callers[caller]
+        caller.close()

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from hvdrun.machine.notes import is_valid
 
 # The host agent's first bytes; all before them is from the remote shell's start-up files.
-MAGIC = b"\nhvdrun-host-agent\n"
+HELLO = b"\nhvdrun-host-agent\0"
 
 # A frame's header: kind, rank (-1: none), length of the payload.
 HEADER = struct.Struct("!ciI")
@@ -24,8 +24,7 @@ INT = struct.Struct("i")  # a file descriptor, as sockets carry it
 # descriptors of the rank's stdout and stderr
 RANK = b"R"
 GO = b"G"  # supervisor → keeper: start; with stdin for rank 0
-# hvdrun → host agent, before the secret; supervisor → keeper, before GO: the ranks' variables.
-# hvdrun → the ssh role, before it becomes ssh: hvdrun's own
+# hvdrun → host agent, before START; supervisor → keeper, before GO: the ranks' variables.
 VARIABLES = b"v"
 # keeper → supervisor: how the command ended ('code 3', 'signal 9', 'oom 9' if the kernel killed it
 # for lack of memory, 'shm 7 64/64' if SIGBUS or SIGSEGV ended it beside a full /dev/shm, with the
@@ -47,17 +46,24 @@ CLOSED = b"C"
 LOOK, LOOKED = b"L", b"l"
 WITH_STACK = b"stack"
 WITH_STACK_AND_BOX = b"stack and black box"
-# keeper → supervisor, before EXIT: the rank's last operations (see rank_box)
+# keeper → supervisor, before EXIT: the rank's last operations (see rank.notes)
 BLACK_BOX = b"A"
 BLACK_BOX_NOW = b"a"  # the same of a rank that runs, before LOOKED, if asked for
 KEEPER_GONE = b"K"  # the connection to a keeper ended
 OUT, ERR = b"O", b"E"  # what a rank wrote
 RESULT = b"="  # a part of what a rank of `hvdlite.run` returns
-HOST = b"H"  # the ssh role → hvdrun: which host the connection is for; with ssh's stderr
-# hvdrun → host agent: the job's name (see peers), as arguments are public
-SECRET = b"S"
-# hvdrun → host agent, after the secret: after how many seconds of silence each side counts as lost
-SILENCE_LIMIT = b"V"
+# host agent → hvdrun: its answer to the question that it was started with, as JSON
+FACTS = b"f"
+# hvdrun → host agent, before the job starts: an order of preflight's (see connecting), as JSON.
+# Back: the answer
+ORDER = b"o"
+# the ssh role → hvdrun: which host MPI wants to reach, whether with options of MPI's for ssh, the
+# shell for which the daemon's command is written, that command, and the words of a command that
+# connects to a host agent there, with b"\0" between them
+HOST = b"H"
+# hvdrun → host agent: the job starts; its name (see peers), after how many seconds of silence each
+# side counts as lost, and the same shell and command, with b"\0" between them
+START = b"S"
 # host agent → hvdrun: it ends its ranks, as hvdrun has been silent for too long; for how many
 # seconds, and when, in nanoseconds of the host's monotonic clock
 GAVE_UP = b"Y"
@@ -65,7 +71,9 @@ REFUSED = b"N"  # host agent → hvdrun: why it can't supervise ranks; then it e
 # host agent → hvdrun: another one of the job supervises the ranks there: two names are one machine
 SHARES = b"F"
 DAEMON = b"D"  # host agent → hvdrun: what MPI's daemon wrote
-BYE = b"B"  # host agent → hvdrun: all has ended there; with the exit code of MPI's daemon
+# host agent → hvdrun: all has ended there; with the exit code of MPI's daemon. hvdrun → a role in
+# ssh's place: the same; and why, if that is a failure of hvdrun's own
+BYE = b"B"
 STDIN = b"I"  # hvdrun → host agent: input for rank 0 (empty: its end); back: ready for more
 PING = b"P"  # both ways between hvdrun and host agents; from these, with their monotonic clock
 END = b"T"  # end the rank; with the first signal and the grace (see signals)
@@ -74,6 +82,7 @@ RELEASE = b"Z"  # supervisor → keeper: all ranks have ended, so MPI may notice
 # is the same, and how that went (see signals.pass_on).
 SIGNAL, SIGNALLED = b"U", b"u"
 
+SSH_FAILED = 255  # the exit code of ssh, and of what stands in its place, for failures of its own
 PING_EVERY_S = 1.0
 GRACE_S = 3.0  # between TERM and KILL, after a failure
 SILENT_GRACE_S = 2.0  # the same after silence, when the job has waited long enough

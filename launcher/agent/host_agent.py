@@ -1,4 +1,5 @@
-"""The role `host`: the remote end of hvdrun's connection to a host. `ssh` starts it."""
+"""The role `host`: the remote end of hvdrun's connection to a host. It answers what preflight asks,
+and then runs MPI's daemon and supervises the ranks there."""
 
 from __future__ import annotations
 
@@ -11,35 +12,10 @@ import shlex
 import signal
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hvdrun.agent import signals
-from hvdrun.agent.frames import (
-    BYE,
-    CHUNK,
-    DAEMON,
-    END,
-    GAVE_UP,
-    GRACE_S,
-    KEEPER_GONE,
-    LOOK,
-    MAGIC,
-    PING,
-    RANK,
-    REFUSED,
-    RELEASE,
-    SECRET,
-    SHARES,
-    SIGNAL,
-    SILENCE_LIMIT,
-    SILENT_GRACE_S,
-    STDIN,
-    VARIABLES,
-    Waker,
-    frame,
-    unpack,
-    write_all,
-)
+from hvdrun.agent import frames, signals
+from hvdrun.agent.frames import Waker, frame, unpack, write_all
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import Stranger, listen
 from hvdrun.agent.silence import HOST_TIMEOUT_S, Silence, clock
@@ -52,7 +28,9 @@ from hvdrun.machine.environment import (
 )
 from hvdrun.machine.limits import LACKING, raise_open_files, refused_processes
 from hvdrun.machine.processes import kill_descendants, kill_strays, remove_sessions, set_subreaper
-from hvdrun.machine.remote_words import command_of
+
+if TYPE_CHECKING:
+    from hvdrun.agent.connecting import Connecting
 
 # How long MPI's daemon may take to end after the ranks; the same if mpirun can't reach it.
 DAEMON_PATIENCE_S, SILENT_PATIENCE_S = 1.0, 0.2
@@ -63,10 +41,14 @@ SHELLS = {"sh": ("/bin/sh",), "csh": ("/bin/csh", "/usr/bin/csh", "/bin/tcsh", "
 
 
 def main(arguments: list[str]) -> NoReturn:
-    shell, word = arguments
+    """`arguments`: preflight's question, if it asks this host."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    write_all(1, MAGIC)
-    agent = HostAgent(command_of(word), shell)
+    write_all(1, frames.HELLO)
+    if arguments:
+        from hvdrun.agent import probe
+
+        write_all(1, probe.facts(arguments[0]))
+    agent = HostAgent()
     try:
         status = agent.run()
     except OSError as error:
@@ -78,13 +60,12 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 class HostAgent:
-    """Runs MPI's daemon and supervises the ranks of this host, once hvdrun has sent the job's
-    secret. Ends both when hvdrun says so, closes the connection or falls silent. Without a daemon
-    (if srun starts the ranks) it runs until then."""
+    """Runs MPI's daemon and supervises the ranks of this host, once hvdrun starts the job. Ends
+    both when hvdrun says so, closes the connection or falls silent. Without a daemon (if srun
+    starts the ranks) it runs until then."""
 
-    def __init__(self, command: str, shell: str = "sh") -> None:
-        self.command = command
-        self.shell = shell  # for which the command is written: sh or csh
+    def __init__(self) -> None:
+        self.command = ""  # of the daemon
         self.selector = selectors.DefaultSelector()
         self.buffer = bytearray()
         self.unheeded: list[
@@ -97,7 +78,8 @@ class HostAgent:
         self.has_reader = True  # whether hvdrun still reads
         self.daemon = 0
         self.refused_processes = refused_processes()
-        self.status = 1 if command else 0
+        self.status = 0
+        self.test: Connecting | None = None  # of the network, before the job starts
         self.stdin = -1  # the pipe to rank 0, once rank 0 runs here
         self.is_set_up = False
         self.local_ranks: LocalRanks | None = None
@@ -105,7 +87,7 @@ class HostAgent:
 
     def _stdin_of_rank_0(self) -> int:
         reader, self.stdin = os.pipe()
-        self._send(STDIN, -1, b"")
+        self._send(frames.STDIN, -1, b"")
         return reader
 
     def _send(self, kind: bytes, rank: int, payload: bytes) -> None:
@@ -125,18 +107,20 @@ class HostAgent:
         it sends no sign of life, or the connection has ended."""
         ready, _, _ = select.select([0], [1], [], LOOK_EVERY_S)
         if self._is_silent():
-            self._lose_reader(SILENT_GRACE_S, SILENT_PATIENCE_S)
+            self._lose_reader(frames.SILENT_GRACE_S, SILENT_PATIENCE_S)
         elif (ready and not self._receive()) or self._is_overdue():
             self._lose_reader()
         # Other frames wait until this one is written.
         for kind, rank, payload in unpack(self.buffer):
-            if kind == END:
+            if kind == frames.END:
                 self._end_as_told(payload)
             else:
                 self.unheeded.append((kind, rank, payload))
         return self.has_reader
 
-    def _lose_reader(self, grace_s: float = GRACE_S, patience_s: float = DAEMON_PATIENCE_S) -> None:
+    def _lose_reader(
+        self, grace_s: float = frames.GRACE_S, patience_s: float = DAEMON_PATIENCE_S
+    ) -> None:
         """Stops sending to hvdrun; the ranks still get their grace to end."""
         self.has_reader = False
         if self.local_ranks:
@@ -153,17 +137,17 @@ class HostAgent:
 
     def _give_up(self) -> None:
         """hvdrun learns why if it runs again, or if only this direction still works."""
-        self._end(SILENT_GRACE_S, SILENT_PATIENCE_S)
-        self._send(GAVE_UP, -1, b"%d %d" % (self.silence.seconds, time.monotonic_ns()))
+        self._end(frames.SILENT_GRACE_S, SILENT_PATIENCE_S)
+        self._send(frames.GAVE_UP, -1, b"%d %d" % (self.silence.seconds, time.monotonic_ns()))
 
     def _send_clock(self) -> None:
-        self._send(PING, -1, b"%d" % time.monotonic_ns())
+        self._send(frames.PING, -1, b"%d" % time.monotonic_ns())
 
     def _deliver(self, kind: bytes, rank: int, payload: bytes) -> None:
         self._send(kind, rank, payload)
-        if kind == RANK:
+        if kind == frames.RANK:
             self._send_clock()
-        elif kind == KEEPER_GONE and self.local_ranks and not self.local_ranks.keepers:
+        elif kind == frames.KEEPER_GONE and self.local_ranks and not self.local_ranks.keepers:
             kill_strays()
 
     def run(self) -> int:
@@ -183,6 +167,8 @@ class HostAgent:
                 key.data()
                 if self._is_overdue():
                     break
+            if self.test:
+                self.test.tick()
             if self._is_silent():
                 self._give_up()
             if self.end_at is not None and not (self.local_ranks and self.local_ranks.keepers):
@@ -192,8 +178,10 @@ class HostAgent:
                 break
         has_begun = self.local_ranks is not None and self.local_ranks.sessions
         if self.status and not has_begun and refused_processes() > self.refused_processes:
-            self._send(REFUSED, -1, b"lacks %d" % errno.EAGAIN)  # MPI's daemon may not say it
-        self._send(BYE, -1, b"%d" % self.status)
+            self._send(
+                frames.REFUSED, -1, b"lacks %d" % errno.EAGAIN
+            )  # MPI's daemon may not say it
+        self._send(frames.BYE, -1, b"%d" % self.status)
         if self.local_ranks:
             self.local_ranks.kill(self.patience_s)
         kill_descendants()
@@ -202,25 +190,46 @@ class HostAgent:
 
     def give_up(self, why: str) -> int:
         """Tells hvdrun why this host can't run ranks, and ends what runs here."""
-        self._send(REFUSED, -1, why.encode())
-        self._send(BYE, -1, b"1")
+        self._send(frames.REFUSED, -1, why.encode())
+        self._send(frames.BYE, -1, b"1")
         kill_descendants()
         remove_sessions(self.local_ranks.sessions if self.local_ranks else ())
         return 1
 
-    def _set_up(self, secret: str) -> None:
+    def _obey(self, order: bytes) -> None:
+        """An order of preflight's."""
+        import json  # a job without preflight does not need it
+
+        from hvdrun.agent.connecting import Connecting
+
+        if self.test is None:
+            self.test = Connecting(
+                self.selector,
+                lambda answer: self._send(frames.ORDER, -1, json.dumps(answer).encode()),
+            )
+        self.test.obey(json.loads(order))
+
+    def _set_up(self, payload: bytes) -> None:
+        """hvdrun starts the job."""
+        if self.test:
+            self.test.close()
+            self.test = None
+        secret, limit_s, shell, command = payload.split(b"\0")
         self.is_set_up = True
+        self.silence_limit_s = float(limit_s)
+        self.command = command.decode(errors="surrogateescape")
+        self.status = 1 if command else 0
         try:
-            listener = listen(secret)
+            listener = listen(secret.decode())
         except (Stranger, OSError) as problem:
             if isinstance(problem, OSError) and problem.errno in LACKING:
                 raise
-            self._send(REFUSED, -1, str(problem).encode())
+            self._send(frames.REFUSED, -1, str(problem).encode())
             self.status = 1
             self._end(0)
             return
         if listener is None:
-            self._send(SHARES, -1, b"")
+            self._send(frames.SHARES, -1, b"")
         else:
             self.local_ranks = LocalRanks(
                 listener,
@@ -231,7 +240,7 @@ class HostAgent:
                 variables=self.variables,
             )
         if self.command:
-            self.daemon = self._start_daemon()
+            self.daemon = self._start_daemon(shell.decode())
 
     def _is_held(self) -> bool:
         return self.end_at is None and not (self.is_set_up and self.command)
@@ -250,13 +259,13 @@ class HostAgent:
         except ChildProcessError:
             return False
 
-    def _start_daemon(self) -> int:
-        pid, reader = start_daemon(self.command, self.shell)
+    def _start_daemon(self, shell: str) -> int:
+        pid, reader = start_daemon(self.command, shell)
 
         def read() -> None:
-            data = os.read(reader, CHUNK)
+            data = os.read(reader, frames.CHUNK)
             if data:
-                self._send(DAEMON, -1, data)
+                self._send(frames.DAEMON, -1, data)
             else:
                 self.selector.unregister(reader)
 
@@ -266,7 +275,7 @@ class HostAgent:
     def _receive(self) -> bool:
         """False at the end of the connection."""
         try:
-            data = os.read(0, CHUNK)
+            data = os.read(0, frames.CHUNK)
         except BlockingIOError:  # already read, while there was no room to write
             return True
         except ConnectionResetError:
@@ -279,31 +288,31 @@ class HostAgent:
 
     def _hear(self) -> None:
         connected = self._receive()
-        frames = [*self.unheeded, *unpack(self.buffer)]
+        heard = [*self.unheeded, *unpack(self.buffer)]
         self.unheeded.clear()
-        for kind, _, payload in frames:
-            if kind == PING:
+        for kind, _, payload in heard:
+            if kind == frames.PING:
                 self._send_clock()
-            elif kind == END:
+            elif kind == frames.END:
                 self._end_as_told(payload)
-            elif kind == RELEASE and self.local_ranks:
+            elif kind == frames.RELEASE and self.local_ranks:
                 self.local_ranks.release()
-            elif kind == SIGNAL and self.local_ranks:
+            elif kind == frames.SIGNAL and self.local_ranks:
                 self.local_ranks.pass_on(payload)
-            elif kind == LOOK and self.local_ranks:
+            elif kind == frames.LOOK and self.local_ranks:
                 rank, _, what = payload.partition(b" ")
                 self.local_ranks.look(int(rank), what)
-            elif kind == STDIN:
+            elif kind == frames.STDIN:
                 self._feed(payload)
-            elif kind == SILENCE_LIMIT:
-                self.silence_limit_s = float(payload)
-            elif kind == VARIABLES:
+            elif kind == frames.VARIABLES:
                 self.variables = payload
-            elif kind == SECRET:
-                self._set_up(payload.decode())
+            elif kind == frames.ORDER:
+                self._obey(payload)
+            elif kind == frames.START and not self.is_set_up:
+                self._set_up(payload)
         if not connected:
             self.selector.unregister(0)
-            self._end(GRACE_S)
+            self._end(frames.GRACE_S)
 
     def _feed(self, data: bytes) -> None:
         if not data:
@@ -322,7 +331,7 @@ class HostAgent:
                 pending.clear()
             if not pending:
                 self.selector.unregister(self.stdin)
-                self._send(STDIN, -1, b"")
+                self._send(frames.STDIN, -1, b"")
 
         self.selector.register(self.stdin, selectors.EVENT_WRITE, write)
 

@@ -14,30 +14,8 @@ import termios
 import time
 from collections.abc import Callable, Iterable
 
-from hvdrun.agent.frames import (
-    CHUNK,
-    END,
-    ERR,
-    EXIT,
-    GO,
-    HOST,
-    INT,
-    KEEPER_GONE,
-    LOOK,
-    MPI_JOB,
-    OUT,
-    RANK,
-    RELEASE,
-    RESULT,
-    SIGNAL,
-    VARIABLES,
-    BadFrame,
-    check,
-    frame,
-    receive,
-    send_some,
-    unpack,
-)
+from hvdrun.agent import frames
+from hvdrun.agent.frames import BadFrame, check, frame, receive, send_some, unpack
 from hvdrun.agent.signals import pack
 from hvdrun.machine.shared_memory import SharedFiles
 from hvdrun.machine.socket_users import is_trusted
@@ -77,7 +55,7 @@ class LocalRanks:
         deliver: Deliver,
         stdin_of_rank_0: Callable[[], int],
         host_variables: bytes = b"",
-        on_host: Callable[[socket.socket, str, int], None] | None = None,
+        on_host: Callable[[socket.socket, list[bytes]], None] | None = None,
         num_ranks: int = MOST_RANKS,
         variables: bytes | None = None,
     ) -> None:
@@ -99,16 +77,16 @@ class LocalRanks:
 
     def end(self, grace_s: float, first: int = signal.SIGTERM) -> None:
         """Ends all ranks, also those that start later: see `signals.steps`."""
-        self.ending = frame(END, payload=pack(first, grace_s))
+        self.ending = frame(frames.END, payload=pack(first, grace_s))
         self._send(self.ending)
 
     def release(self) -> None:
         """The keepers may end: all ranks of the job have."""
-        self._send(frame(RELEASE))
+        self._send(frame(frames.RELEASE))
 
     def pass_on(self, request: bytes) -> None:
         """Passes a signal on to all ranks that have started; their keepers answer."""
-        self._send(frame(SIGNAL, payload=request))
+        self._send(frame(frames.SIGNAL, payload=request))
 
     def _send(self, message: bytes) -> None:
         for keeper in self.keepers:
@@ -136,7 +114,7 @@ class LocalRanks:
         WITH_STACK_AND_BOX, or nothing more."""
         for keeper in self.keepers:
             if keeper.rank == rank:
-                self._post(keeper, frame(LOOK, payload=what))
+                self._post(keeper, frame(frames.LOOK, payload=what))
 
     def kill(self, patience_s: float = CLEAN_UP_S) -> None:
         """Kills all ranks, and gives their keepers `patience_s` to remove MPI's files. Output that
@@ -200,25 +178,26 @@ class LocalRanks:
     def _take(self, keeper: _Keeper) -> bool:
         """Takes what has arrived. True if the connection is another one's now."""
         for kind, rank, payload in unpack(keeper.buffer):
-            if kind == HOST and self.on_host is not None:
-                if len(keeper.fds) != 1:
-                    raise BadFrame("a host without its descriptor")
+            if kind == frames.HOST and self.on_host is not None:
+                wish = payload.split(b"\0")
+                if len(wish) < len(("host", "own", "shell", "command", "ssh")):
+                    raise BadFrame("a host without a command")
                 self.selector.unregister(keeper.sock)
                 self.keepers.discard(keeper)
-                self.on_host(keeper.sock, payload.decode(errors="replace"), keeper.fds[0])
+                self.on_host(keeper.sock, wish)
                 return True
             check(kind, rank, payload, self.num_ranks)
             if keeper.rank not in (-1, rank):
                 raise BadFrame(f"a message of rank {rank}")
-            if kind == RANK:
+            if kind == frames.RANK:
                 if keeper.rank >= 0 or len(keeper.fds) > 3:
                     raise BadFrame("a second rank")
                 self.sessions.add(payload.decode(errors="surrogateescape"))
                 self._begin(keeper, rank)
-            elif kind == MPI_JOB:
+            elif kind == frames.MPI_JOB:
                 keeper.job = payload
                 continue
-            elif kind == EXIT:
+            elif kind == frames.EXIT:
                 self._drain(keeper)
             self.deliver(kind, rank, payload)
         return False
@@ -236,13 +215,13 @@ class LocalRanks:
         if keeper.job:
             SharedFiles().remove(keeper.job)
         if keeper.rank >= 0:
-            self.deliver(KEEPER_GONE, keeper.rank, nonsense.encode())
+            self.deliver(frames.KEEPER_GONE, keeper.rank, nonsense.encode())
 
     def _begin(self, keeper: _Keeper, rank: int) -> None:
         keeper.rank = rank
         if len(keeper.fds) < 2:  # the kernel drops those for which no number is left
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        for fd, stream in zip(keeper.fds, (OUT, ERR, RESULT), strict=False):
+        for fd, stream in zip(keeper.fds, (frames.OUT, frames.ERR, frames.RESULT), strict=False):
             os.set_blocking(fd, False)
             keeper.outputs[fd] = stream
             if not self.paused:
@@ -250,9 +229,9 @@ class LocalRanks:
         keeper.fds = []
         stdin = [self.stdin_of_rank_0()] if rank == 0 else []
         # A rank that starts while the job is being ended is never run.
-        go = frame(GO, payload=self.host_variables)
+        go = frame(frames.GO, payload=self.host_variables)
         if self.variables is not None:
-            go = frame(VARIABLES, payload=self.variables) + go
+            go = frame(frames.VARIABLES, payload=self.variables) + go
         self._post(keeper, (self.ending or b"") + go, stdin)
         for fd in stdin:
             os.close(fd)
@@ -262,7 +241,7 @@ class LocalRanks:
         if fd not in keeper.outputs:
             return 0
         try:
-            data = os.read(fd, CHUNK)
+            data = os.read(fd, frames.CHUNK)
         except BlockingIOError:
             return 0
         if data:
@@ -281,6 +260,6 @@ class LocalRanks:
         """Reads the output that is in the pipes of a rank that has ended. Its background processes
         may write on without an end: the event loop reads that later."""
         for fd in list(keeper.outputs):
-            (left,) = INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(INT.size)))
+            (left,) = frames.INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(frames.INT.size)))
             while self.drains and left > 0 and (size := self._output(keeper, fd)):
                 left -= size

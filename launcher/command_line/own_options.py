@@ -266,6 +266,12 @@ OPTIONS: tuple[HvdrunOption, ...] = (
         help="Keep the ranks' figures in FILE, for Prometheus' node_exporter; with --summary.",
     ),
     output(
+        "--report-file",
+        shell_complete=files,
+        metavar="FILE",
+        help="Write how the job went to FILE, in JSON: exit code, cause, rank, host, evidence.",
+    ),
+    output(
         "--prefix-output-with-timestamp",
         "timestamps",
         one_dash="-prefix-timestamp",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hvdrun.agent.frames import GRACE_S
@@ -17,7 +17,7 @@ from hvdrun.errors import LaunchError
 from hvdrun.job.actions import Action, EndAll, Finish, Look, Release, Say, SignalMpirun
 from hvdrun.job.ending import Ending, grace_s
 from hvdrun.job.far_hosts import FarHosts
-from hvdrun.job.leaving import Leaving
+from hvdrun.job.leaving import ClosedFiles, Leaving
 from hvdrun.job.mpirun import Mpirun
 from hvdrun.job.passing_on import PassingOn
 from hvdrun.job.progress import Measured, Pulses
@@ -28,8 +28,8 @@ from hvdrun.plan.job_hosts import is_started_everywhere
 from hvdrun.plan.request import Request
 from hvdrun.plan.schedulers.scheduler import Requeue
 from hvdrun.reports import lacking
-from hvdrun.reports.closed_files import ClosedFiles, runs_on
-from hvdrun.reports.failure_report import Failure, interrupted, missing_program, not_started
+from hvdrun.reports.failure_report import Failure, interrupted, missing_program, not_started, note
+from hvdrun.reports.report_file import ReportFile
 
 # After mpirun has ended, keepers and hosts have this long to report how their ranks ended.
 REPORTS_S = 2.0
@@ -47,6 +47,7 @@ class Supervision:
     request: Request
     cwd: str = ""  # the ranks' folder: places in their code are named from there
     requeue: Requeue | None = None  # if the batch scheduler is to run a preempted job again
+    report: ReportFile = field(default_factory=ReportFile)
 
 
 class Event(Protocol):
@@ -210,7 +211,7 @@ class Course:
         for at, rank in list(self.closed_files.to_say(self._in_mpi())):
             if at <= now:
                 self.closed_files.said.add(rank)
-                self.say(runs_on(*self.ranks.who(rank)))
+                self.say(note("closed files", *self.ranks.who(rank)))
 
     def _in_mpi(self) -> set[int]:
         """The ranks of which hvdrun knows that they have begun to use MPI, and that run."""

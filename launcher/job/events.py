@@ -20,12 +20,11 @@ from hvdrun.job.passing_on import nobody
 from hvdrun.machine import notes
 from hvdrun.reports.failure_report import (
     daemon_failed,
+    error,
     gave_up,
     host_silent,
     misplaced,
-    not_understood,
-    paused,
-    unstoppable,
+    note,
 )
 
 # If a connection ends without a word of ssh, mpirun may have ended this ssh because another host is
@@ -102,7 +101,7 @@ class RankLooked(NamedTuple):
 
 
 class RankRecorded(NamedTuple):
-    """The rank's last operations, as its keeper packs them (`agent.rank_box`). is_running: as it
+    """The rank's last operations, as its keeper packs them (`agent.rank.notes`). is_running: as it
     looked at its stack; else they come before its RankEnded."""
 
     rank: int
@@ -144,8 +143,9 @@ class KeeperGone(NamedTuple):
 
     def happen(self, course: Course, now: float) -> None:
         if self.nonsense:
-            who = "rank {} on {}".format(*course.ranks.who(self.rank))
-            course.fail(now, not_understood(f"the keeper of {who}", self.nonsense))
+            rank_and_host = course.ranks.who(self.rank)
+            who = "the keeper of rank {} on {}".format(*rank_and_host)
+            course.fail(now, error("not understood", *rank_and_host, who=who, what=self.nonsense))
         if self.rank not in course.ranks.endings:
             how = "asked signal 9" if self.nonsense else "signal 9"
             course.rank_ended(now, self.rank, how, now)
@@ -255,7 +255,8 @@ class HostEnded(NamedTuple):
         course.ranks.lose(host.name)
         failure: LaunchError | None = None
         if self.nonsense:
-            failure = not_understood(f"hvdrun's agent on {host.name}", self.nonsense)
+            who = f"hvdrun's agent on {host.name}"
+            failure = error("not understood", host=host.name, who=who, what=self.nonsense)
         elif self.refused:
             failure = refused(host.name, self.refused)
         elif self.daemon_status is None:
@@ -406,7 +407,7 @@ class ToStop(NamedTuple):
     """Ctrl-Z."""
 
     def happen(self, course: Course, _: float) -> None:
-        course.say(unstoppable())
+        course.say(note("does not stop"))
 
 
 class ReaderLeft(NamedTuple):
@@ -427,7 +428,7 @@ class Paused(NamedTuple):
         course.last_pause = now, self.pause_s
         is_told = course.hosts.connected and not course.ending.has_begun
         if is_told and self.pause_s >= QUIET_S:
-            course.say(paused(self.pause_s))
+            course.say(note("paused", pause_s=self.pause_s))
 
 
 class TimePassed(NamedTuple):

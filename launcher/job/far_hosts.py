@@ -7,7 +7,7 @@ from hvdrun.agent.frames import PING_EVERY_S
 from hvdrun.agent.silence import Silence
 from hvdrun.errors import LaunchError
 from hvdrun.reports import lacking
-from hvdrun.reports.failure_report import held_by_another, host_lost, unreachable
+from hvdrun.reports.failure_report import error, host_lost, unreachable
 from hvdrun.reports.quiet_hosts import QuietHosts
 
 SSH_SAID_BYTES = 1 << 16
@@ -56,7 +56,7 @@ def refused(host: str, why: str) -> LaunchError:
     kind, _, number = why.partition(" ")
     if kind == "lacks" and number.isdecimal():
         return lacking.of_host(host, int(number))
-    return held_by_another(host, why)
+    return error("refused", host=host, said=why)
 
 
 class FarHosts:

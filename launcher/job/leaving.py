@@ -1,13 +1,14 @@
-"""Ranks that end with 0 while others run: what hvdrun says, and when it ends the job. No clock."""
+"""Ranks that leave others waiting: they end with 0, or close MPI's file descriptors, while others
+run. What hvdrun says, and when it ends the job. No clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from hvdrun.errors import LaunchError
 from hvdrun.job.ranks import Ranks
 from hvdrun.job.watcher import Watcher
-from hvdrun.reports.failure_report import left_early, run_on
+from hvdrun.reports.failure_report import Failure, error, note
 
 # After a rank has left without MPI_Finalize, the others have this long to leave, too.
 LEAVE_S = 3.0
@@ -15,6 +16,20 @@ LEAVE_S = 3.0
 RUN_ON_S = 60.0
 # How long mpirun may take to end after all ranks have ended with 0.
 CLOSING_S = 10.0
+# A rank that has closed its descriptors, and still runs this long after, is spoken of: the others
+# may wait for it without an end.
+SAY_S = 5.0
+# Between hosts: a failure of one rank may seem this much earlier than its cause on another.
+TRANSIT_S = 1.0
+# MPI does not survive the loss of a connection for longer, and other failures have other causes.
+WINDOW_S = 60.0
+# SIGABRT, SIGBUS, SIGSEGV: so MPICH's libraries end a process that has lost a connection.
+_CRASHES = ("signal 6", "signal 7", "signal 11")
+
+
+def may_be_of_mpi(failure: Failure) -> bool:
+    """Whether an MPI may end a rank so, or crash in it, because it misses another one."""
+    return failure.ended.startswith("code ") or failure.ended in _CRASHES
 
 
 class Leaving:
@@ -51,7 +66,8 @@ class Leaving:
     def error_of(self, rank: int) -> LaunchError:
         """The error about a rank that has left too early."""
         after_s = self.ranks.well[rank] - self.start
-        return self.watcher.error_of(rank) or left_early(*self.ranks.who(rank), after_s)
+        early = error("left early", *self.ranks.who(rank), after_s=after_s)
+        return self.watcher.error_of(rank) or early
 
     def deadlines(self) -> Iterator[tuple[float, Callable[[float], None]]]:
         """The times at which something is due, and what."""
@@ -72,4 +88,35 @@ class Leaving:
     def _run_on(self, now: float) -> None:
         self.run_on_said = True
         rank, at = self.ranks.last_that_left()
-        self.say(run_on(*self.ranks.who(rank), self.ranks.running, now - at))
+        left = self.ranks.running
+        others = "1 other rank still runs" if left == 1 else f"{left} other ranks still run"
+        who = self.ranks.who(rank)
+        self.say(note("ranks run on", *who, since_s=now - at, others=others))
+
+
+class ClosedFiles:
+    """Ranks that have closed file descriptors that they do not know, MPI's among them: which, and
+    whether another rank failed of it."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, float] = {}  # rank → when it did so
+        self.said: set[int] = set()
+
+    def to_say(self, running: Collection[int]) -> Iterator[tuple[float, int]]:
+        """When a line about which of these ranks is due."""
+        for rank in sorted(self.at.keys() - self.said):
+            if rank in running:
+                yield self.at[rank] + SAY_S, rank
+
+    def cause_of(self, failure: Failure, lost: Collection[int], begin: float) -> int | None:
+        """The rank whose closing made another one fail. `lost`: the ranks that Open MPI ended
+        because a connection to another rank was closed."""
+        if failure.rank not in lost and failure.ended not in _CRASHES:
+            return None
+        failed_at = begin + failure.after_s
+        before = [
+            rank
+            for rank, at in self.at.items()
+            if rank != failure.rank and failed_at - WINDOW_S <= at <= failed_at + TRANSIT_S
+        ]
+        return min(before, key=self.at.__getitem__, default=None)

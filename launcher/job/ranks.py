@@ -192,7 +192,7 @@ class Recorded:
 
     def summary(self) -> list[str]:
         lines = last_operations.summary(self.boxes(), self._left(), self.ranks.num_proc)
-        messages = last_messages.summary(self.boxes())
+        messages = last_messages.report(self.boxes(), last_messages.MOST_IN_FILE)
         return [*lines, *([""] if lines and messages else []), *messages]
 
 

@@ -22,7 +22,7 @@ from hvdrun.job.ranks import Ranks, Recorded
 from hvdrun.knobs import KNOBS
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, INIT_FAILED
 from hvdrun.reports import whereabouts
-from hvdrun.reports.failure_report import left_early
+from hvdrun.reports.failure_report import error, named
 from hvdrun.reports.looks import Look, read_look
 from hvdrun.reports.whereabouts import HVD_INIT, MPI_INIT, Seen, Stall
 
@@ -261,8 +261,9 @@ class Watcher:
     def _error_of(self, rank: int, wait: _Wait) -> LaunchError:
         who, after_s = self.ranks.who(rank), self.ranks.well[rank] - self.start
         if self.calls.get(rank):  # others call it once more
-            return left_early(*who, after_s)
-        return whereabouts.left_before_init(*who, after_s, wait.where, wait.waits)
+            return error("left early", *who, after_s=after_s)
+        waits = named(wait.waits)
+        return error("left before init", *who, after_s=after_s, where=wait.where, waits=waits)
 
     def _shut_down(self, wait: _Wait, now: float) -> None:
         hosts = dict(map(self.ranks.who, sorted(wait.missing)))

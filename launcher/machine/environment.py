@@ -96,6 +96,12 @@ def without_step_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def for_connections(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ssh gets, or a scheduler's program that reaches hosts in its place."""
+    found = (without_step_variables if REACH in environ else inheritable)(environ)
+    return found | {name: environ[name] for name in (NODES,) if name in environ}
+
+
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """hvdrun's environment without the variables that belong to one process."""
     ours = {"OMP_NUM_THREADS"} if environ.get(THREADS) == environ.get("OMP_NUM_THREADS") else ()
@@ -169,12 +175,3 @@ def with_host_variables(environ: Mapping[str, str], packed: bytes) -> dict[str, 
         if is_of_the_host(name):  # ignores all other variables
             ours.setdefault(name, value)
     return ours
-
-
-def escape(command: tuple[str, ...]) -> list[str]:
-    """The command as arguments for mpirun, for which ':' separates two programs."""
-    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
-
-
-def unescape(arguments: list[str]) -> list[str]:
-    return [word[1:] if word.startswith("\\") else word for word in arguments]

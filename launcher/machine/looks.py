@@ -21,7 +21,7 @@ def look(
     """The process and its descendants, in JSON: `at`, the seconds of a clock, and `processes`, rows
     of number, parent, state as in /proc/PID/stat, seconds of CPU used so far, command, whether an
     MPI is loaded, and what it waits for (see `kernel_wait`). The first row is `pid`'s; there is
-    none if it has ended. `quotas`: of `pid`, see `throttling`. `stack`: what `agent.rank_stack` has
+    none if it has ended. `quotas`: of `pid`, see `throttling`. `stack`: what `agent.rank.notes` has
     read. `stopped_s`: for how long a signal has stopped `pid`, if the caller knows. If no file can
     be opened, the answer is empty: a keeper must not end because of that."""
     try:

@@ -28,9 +28,9 @@ SUMMARY = b"S"  # what the rank has measured, as JSON (see `hvdrun.records`)
 PREEMPTIBLE = b"H"  # TERM no longer ends this process: its number, in decimal
 PREEMPTED = b"P"  # the ranks have agreed that the job is to end
 # With a descriptor: the file into which this process writes its stack at a signal (see
-# `agent.rank_stack`), and its folders of libraries
+# `agent.rank.notes`), and its folders of libraries
 STACK = b"K"
-# With a descriptor: the memory in which the rank keeps its last operations (`agent.rank_box`)
+# With a descriptor: the memory in which the rank keeps its last operations (`agent.rank.notes`)
 BLACK_BOX = b"O"
 PULSE = b"V"  # how far the rank is, as JSON (see `hvdrun.pulse`)
 STALLED = b"W"  # a report of the stall check: its text

@@ -95,13 +95,16 @@ def remove_files(path: str, names: re.Pattern[str]) -> None:
         os.close(folder)
 
 
-def replace(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
-    """Replaces a file of that open folder at once: a reader sees the old content or the new one."""
+def replace(folder: int, name: str, data: bytes, mode: int | None = 0o600) -> None:
+    """Replaces a file of that open folder at once: a reader sees the old content or the new one.
+    mode: None for that of any new file, by the umask."""
     new = f".{name}.{secrets.token_hex(4)}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(new, flags, 0o666 if mode is None else 0o600, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
-            os.fchmod(fd, mode)
+            if mode is not None:
+                os.fchmod(fd, mode)
             file.write(data)
         os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:

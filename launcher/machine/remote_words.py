@@ -1,10 +1,13 @@
-"""A command as one line that every login shell reads alike: sh, bash, zsh, fish, csh, tcsh."""
+"""A command on its way to a host: as one line that every login shell reads alike (sh, bash, zsh,
+fish, csh, tcsh), and as arguments of the agent beside a rank."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+# The agent's roles beside a rank (see agent.rank.spawn.bind).
+BOUND, VERBOSE, UNBOUND = ("rank", "verbose-rank", "unbound-rank")
 # No shell gives these a meaning inside of a word.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*")
 
@@ -20,10 +23,10 @@ def for_any_shell(words: Iterable[str]) -> str:
     return f'sh -c \'eval "exec $(printf %b "{octal}")"\''
 
 
-def hex_of(command: str) -> str:
-    """As an argument that needs no quotes in any shell; `-` if there is no command."""
-    return command.encode(errors="surrogateescape").hex() or "-"
+def escape(command: tuple[str, ...]) -> list[str]:
+    """The command as arguments for mpirun, for which ':' separates two programs."""
+    return ["\\" + word if word == ":" or word.startswith("\\") else word for word in command]
 
 
-def command_of(word: str) -> str:
-    return "" if word == "-" else bytes.fromhex(word).decode(errors="surrogateescape")
+def unescape(arguments: list[str]) -> list[str]:
+    return [word[1:] if word.startswith("\\") else word for word in arguments]

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from hvdrun.job.course import Course
 from hvdrun.job.progress import Recent
-from hvdrun.monitor.verdicts import Verdicts
 from hvdrun.pulse import Pulse, every_s
-from hvdrun.reports.quiet_hosts import names
+from hvdrun.records import FEWEST_STEPS, Record
+from hvdrun.reports.failure_report import names
+from hvdrun.reports.late import compare, verdicts, with_steps
 
 # After so long without a step of any rank, or after so many times a step's own time, it is said.
 STILL_S = 10.0
 _STILL_STEPS = 3
+
+
+class Verdicts(NamedTuple):
+    """texts: of the last minute, once the ranks tell of it. communication_s: what it takes of a
+    step, by rank, of the ranks of which that is known."""
+
+    texts: tuple[str, ...] = ()
+    communication_s: Mapping[int, float] = {}
+
+
+def judge(records: Mapping[int, Record], host_of: Callable[[int], str]) -> Verdicts:
+    """Who is slow now, as `--summary` and `--metrics` say it; nothing while too few steps can be
+    compared."""
+    timed = with_steps(records)
+    recent = with_steps({rank: record.recent for rank, record in records.items() if record.recent})
+    head = ""
+    if recent and len(recent) == len(timed):
+        timed = recent
+        head = f"last {max(record.seconds for record in recent.values()):.0f} s: "
+    if not timed:
+        return Verdicts()
+    found = compare(timed)
+    known = {
+        rank: each.communication_s for each in found or () if each.steps for rank in each.ranks
+    }
+    if found is not None:
+        found = [each for each in found if each.steps >= FEWEST_STEPS]
+    return Verdicts(tuple(f"{head}{text}" for text in verdicts(timed, found, host_of)), known)
 
 
 class Parts(NamedTuple):
@@ -66,7 +95,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(course: Course, now: float, judged: Verdicts) -> Figures:
-    """judged: what `verdicts.judge` says of the ranks' records."""
+    """judged: what `judge` says of the ranks' records."""
     ranks = course.ranks
     recent = {rank: known for rank in range(ranks.num_proc) if (known := course.pulses.of(rank))}
     steps = {rank: step for rank, known in recent.items() if (step := _step_of(known))}

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 
 from hvdrun.job.course import Course, Event
 from hvdrun.job.events import Interrupted, MetricsAsked, StacksAsked
-from hvdrun.monitor import keys, words
-from hvdrun.monitor.figures import figures_of
-from hvdrun.monitor.verdicts import Verdicts, judge
+from hvdrun.monitor import keys, view
+from hvdrun.monitor.figures import Verdicts, figures_of, judge
 from hvdrun.monitor.view import Look, render
 from hvdrun.output.pane import Pane, is_in_front, place_of, size_of
 from hvdrun.output.screen import Screen
@@ -153,14 +152,14 @@ class Monitor:
         elapsed_s = figures.elapsed_s
         if self._course.ending.has_begun or not self._course.ranks.have_all_started:
             return
-        if now < self._line_at or (figures.steps_per_s is None and elapsed_s < words.NO_STEP_S):
+        if now < self._line_at or (figures.steps_per_s is None and elapsed_s < view.NO_STEP_S):
             return  # (The first line comes as soon as it can say how fast the job is.)
         self._line_at = now + (LINE_EVERY_S if elapsed_s < FIRST_S else LINE_LATER_EVERY_S)
         if not figures.has_pulses:
             if self._has_said_why:
                 return
             self._has_said_why = True
-        self._screen.output.say(f"hvdrun: {words.line(figures)}")
+        self._screen.output.say(f"hvdrun: {view.line(figures)}")
 
     def _typed(self, text: str) -> None:
         """The first key counts, as what was pasted is no answer to a question."""

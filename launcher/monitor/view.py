@@ -1,4 +1,5 @@
-"""The live part of the terminal: the figures of a job as lines of at most its width. Pure."""
+"""The figures of a job in words: in the live part of the terminal, as lines of at most its width;
+elsewhere in one line. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +10,19 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from hvdrun.monitor.figures import Figures, Parts, RankFigures
-from hvdrun.monitor.words import NO_STEP, NO_STEP_S, clock, number, speed, value
+from hvdrun.monitor.figures import Figures, Parts, RankFigures, Value
+from hvdrun.output.folding import spans
 from hvdrun.output.pane import Line
 
 # From so many columns on there is room for the hosts, and for the parts in numbers.
 HOSTS_FROM, NUMBERS_FROM = 60, 90
 _LONGEST_HOST = 20
+# After so long a job that tells of no step is told who would.
+NO_STEP_S = 60.0
+NO_STEP = (
+    "no rank has told of a step: DistributedOptimizer tells of its steps, and a script without it"
+    " by hvd.report_progress(step=step)"
+)
 # With fewer rows than this only the line of the speed is shown.
 FEWEST_ROWS = 8
 _TITLES = ("computing", "data", "waiting for ranks", "communication")
@@ -167,3 +174,45 @@ def _drawn(lines: Iterable[Text], width: int, look: Look) -> list[Line]:
             console.print(line, end="", no_wrap=True, crop=True, highlight=False, soft_wrap=True)
         drawn.append(Line(captured.get(), line.cell_len))
     return drawn
+
+
+# ---- in words
+
+
+def line(figures: Figures) -> str:
+    """All in one line."""
+    if not figures.has_pulses:
+        return ", ".join([clock(figures.elapsed_s), *figures.troubles, NO_STEP])
+    parts = [clock(figures.elapsed_s), *speed(figures), *map(value, figures.values)]
+    return ", ".join([*parts, *figures.troubles, *figures.verdicts])
+
+
+def speed(figures: Figures) -> Iterable[str]:
+    """How far the job is, and how fast."""
+    if figures.step is not None:
+        yield f"step {figures.step}"
+    elif figures.steps:
+        yield f"{figures.steps} step{'' if figures.steps == 1 else 's'}"
+    if figures.still_s:
+        yield f"no step for {figures.still_s:.0f} s"
+    elif figures.steps_per_s is not None:
+        yield f"{number(figures.steps_per_s)} steps/s"
+
+
+def value(given: Value) -> str:
+    """As in `loss 0.31`."""
+    if not given.no_number:
+        return f"{given.name} {given.mean:.4g}"
+    few = f"nan on rank{'s' if len(given.no_number) > 1 else ''} {spans(given.no_number)}"
+    sound = given.ranks > len(given.no_number)
+    return f"{given.name} {few}" + (f" ({given.mean:.4g} on the others)" if sound else "")
+
+
+def number(given: float) -> str:
+    """With three digits."""
+    return f"{given:.{0 if given >= 100 else 1 if given >= 10 else 2}f}"
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

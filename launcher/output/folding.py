@@ -92,10 +92,8 @@ class Folding:
 
 def _cut_header(data: bytes) -> int:
     """How many bytes of a header `data` ends with."""
-    for size in range(min(len(HEADER) - 1, len(data)), 0, -1):
-        if data.endswith(HEADER[:size]):
-            return size
-    return 0
+    sizes = range(min(len(HEADER) - 1, len(data)), 0, -1)
+    return next((size for size in sizes if data.endswith(HEADER[:size])), 0)
 
 
 def spans(ranks: Iterable[int]) -> str:

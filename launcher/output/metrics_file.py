@@ -26,8 +26,7 @@ class MetricsFile:
     def __init__(self, path: str, text: Callable[[bool], str]) -> None:
         self.path = path
         self.text = text
-        self.failure = ""  # why it can't be written, for hvdrun to say
-        self.has_failed = False
+        self.failure: str | None = None  # why it can't be written; "": hvdrun has said it
         self.ends = threading.Event()
         self.thread = threading.Thread(target=self._run, name="metrics file", daemon=True)
 
@@ -42,8 +41,10 @@ class MetricsFile:
 
     def take_failure(self) -> str:
         """The line about the first write that has failed, once; else ""."""
-        line, self.failure = self.failure, ""
-        return line
+        line = self.failure
+        if line:
+            self.failure = ""
+        return line or ""
 
     def _run(self) -> None:
         while not self.ends.is_set():
@@ -55,9 +56,8 @@ class MetricsFile:
         try:
             write(self.path, self.text(is_running))
         except OSError as error:
-            if not self.has_failed:
-                self.has_failed = True
-                self.failure = f"hvdrun: --metrics-file {self.path}: {_reason(error)}"
+            if self.failure is None:
+                self.failure = f"hvdrun: --metrics-file {self.path}: {reason(error)}"
 
 
 def check(path: str) -> None:
@@ -65,18 +65,19 @@ def check(path: str) -> None:
     try:
         write(path, "# hvdrun starts the job\n")
     except OSError as error:
-        raise UsageError(f"--metrics-file {path}: {_reason(error)}") from error
+        raise UsageError(f"--metrics-file {path}: {reason(error)}") from error
 
 
-def write(path: str, text: str) -> None:
-    """Replaces the file at once, or the symlink to one. Raises OSError."""
+def write(path: str, text: str, mode: int | None = _FOR_ALL) -> None:
+    """Replaces the file at once, or the symlink to one. mode: see `own_files.replace`. Raises
+    OSError."""
     folder, name = os.path.split(path)
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     descriptor = open_folder(folder)
     try:
         _check_replaceable(descriptor, name)
-        replace(descriptor, name, text.encode(errors="replace"), _FOR_ALL)
+        replace(descriptor, name, text.encode(errors="replace"), mode)
     finally:
         os.close(descriptor)
 
@@ -93,5 +94,5 @@ def _check_replaceable(folder: int, name: str) -> None:
         raise FileExistsError(errno.EEXIST, "this is no regular file, which hvdrun could replace")
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
     return error.strerror or str(error)

@@ -15,11 +15,10 @@ import os
 import re
 import stat
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 
 from hvdrun.output.folding import ENDING_HOLD_S, HEADER, Folding, spans
-from hvdrun.output.recent import Recent
 from hvdrun.output.times import stamp
 
 _END = re.compile(rb"\r\n|\n|\r")
@@ -32,6 +31,8 @@ _PLAIN = b"\x1b[0m"
 TAIL_BYTES = 1 << 14
 UNFINISHED_BYTES = 1 << 20  # a longer line is shown in parts
 BAR_EVERY_S = 10.0  # in a file
+RECENT_LINES = 40  # what a reader sees at a glance
+BETWEEN = 5  # so many lines of others do not hide what is above them
 PAUSE_S = {True: 0.05, False: 0.2}  # before a prompt is shown: on a terminal, in a file
 
 
@@ -58,6 +59,22 @@ def _last_states(text: bytes) -> bytes:
 
 def _is_bar(rest: bytearray) -> bool:
     return rest.startswith(b"\r") or rest.endswith(b"\r")
+
+
+class Recent:
+    """Which ranks wrote the last lines on the screen."""
+
+    def __init__(self) -> None:
+        self._owners: deque[Collection[int]] = deque(maxlen=RECENT_LINES)
+
+    def add(self, ranks: Collection[int], text: bytes) -> None:
+        """These ranks' text was shown; no ranks: hvdrun's own, or on stdout."""
+        self._owners.extend([ranks] * min(RECENT_LINES, text.count(b"\n")))
+
+    def end_with(self, rank: int, lines: int) -> bool:
+        """Whether the rank's last lines are all there, below at most a few of others."""
+        last = list(self._owners)[-(lines + BETWEEN) :]
+        return sum(rank in ranks for ranks in last) >= lines
 
 
 class Output:

@@ -6,7 +6,6 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 
-from hvdrun.agent.rank_variables import BOUND, UNBOUND, VERBOSE
 from hvdrun.errors import UsageError
 from hvdrun.machine.environment import (
     AGENT,
@@ -15,12 +14,12 @@ from hvdrun.machine.environment import (
     PATIENCE,
     PLACE,
     PYTHON,
-    escape,
     forwarded,
     inheritable,
     is_of_the_host,
 )
 from hvdrun.machine.notes import RESULT_PIPE
+from hvdrun.machine.remote_words import BOUND, UNBOUND, VERBOSE, escape
 from hvdrun.plan import shared_memory
 from hvdrun.plan.facts import LOOPBACK, LocalFacts, SharedMemory, is_local, mpi_name, numbered_name
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour

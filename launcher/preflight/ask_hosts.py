@@ -1,90 +1,96 @@
-"""Asks many hosts at once: a command each, which prints its answer between two marks. Commands
-that stay then get orders, a line each, and answer each of them."""
+"""Asks many hosts at once: a command each, which starts a host agent there. The agents then get
+orders, and answer each of them; and the job can go on with the connections."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hvdrun.agent.frames import CHUNK
-from hvdrun.agent.probe import BEGIN, END
-from hvdrun.machine.processes import die_with_parent
+from hvdrun.agent.frames import BYE, CHUNK, FACTS, GAVE_UP, ORDER, PING, BadFrame
+from hvdrun.agent.host_connection import LINE_EVERY_S, HostConnection, connect
 from hvdrun.preflight.reply import Reply
 from hvdrun.preflight.waiting import Waiting
 
 DELAY_S = 3.0  # after which the user learns which hosts are late
-AT_ONCE = 128  # commands, each with three pipes
+AT_ONCE = 128  # hosts that have not answered yet
 EXIT_S = 0.5  # between the end of a command's output and the command's end
-KEPT_BYTES = 1 << 20  # so that start-up files that print without end do not fill the memory
 # Start-up files of the remote shell may read our input. Those that read a line get an empty one;
 # those that read to the end get the end, at half of the time limit.
-LINE_EVERY_S = 1.0
 # An answer this soon after the end of the input may have waited for it.
 AT_THE_END_S = 1.5
-LEAVE_S = 2.0  # for commands that stayed, to end by themselves
+LEAVE_S = 2.0  # for commands to end by themselves
 
 
 class _Call:
+    """A connection, as Owner of what comes on it."""
+
     def __init__(
         self,
         argv: Sequence[str],
+        environ: Mapping[str, str],
         selector: selectors.BaseSelector,
-        stays: bool = False,
         has_input: bool = True,
     ) -> None:
-        self.selector = selector
-        self.stays = stays
         self.has_input = has_input
         self.begin = time.monotonic()
         self.begin_clock = time.time()
         self.reply: Reply | None = None
-        self.has_answered = False
-        self.closed = False
-        self.out, self.err = b"", b""
-        self.line_at = self.begin
+        self.answer: dict[str, Any] | None = None  # to the last order
+        self.errors = b""
+        self.ping_at = 0.0
         self.input_ended_at: float | None = None
-        self.process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for hvdrun alone
-            preexec_fn=die_with_parent(signal.SIGKILL),
-        )
-        assert self.process.stdin
-        assert self.process.stdout
-        assert self.process.stderr
-        os.set_blocking(self.process.stdin.fileno(), False)
-        self.fds = {1: self.process.stdout.fileno(), 2: self.process.stderr.fileno()}
-        for stream, fd in self.fds.items():
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_READ, lambda s=stream: self._read(s))
+        self.connection = connect(argv, environ, self, selector)
 
-    def _read(self, stream: int) -> None:
-        if self.closed:
+    @property
+    def closed(self) -> bool:
+        return self.connection.closed
+
+    def on_hello(self) -> None:
+        pass
+
+    def on_data(self) -> None:
+        pass
+
+    def on_errors(self, data: bytes) -> None:
+        self.errors = (self.errors + data)[-CHUNK:]
+
+    def on_frame(self, kind: bytes, _: int, payload: bytes) -> None:
+        if kind in (BYE, GAVE_UP):
+            self.finish(EXIT_S)
+        if kind not in (FACTS, ORDER):
             return
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.fds[stream], CHUNK)
-            if stream == 1:
-                self.out = (self.out + data)[-KEPT_BYTES:]
-                # A connection in the background (ControlPersist) may keep stderr open for ever.
-                if not data or END in data or END in self.out[-2 * CHUNK :]:
-                    self.finish(EXIT_S)
-            elif data:
-                self.err = (self.err + data)[-CHUNK:]
-            else:
-                self.selector.unregister(self.fds[2])
+        try:
+            answer = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise BadFrame(str(error)) from error
+        if not isinstance(answer, dict):
+            raise BadFrame("an answer that is no object")
+        if kind == ORDER:
+            self.answer = answer
+        elif self.reply is None:
+            if not _has_time(answer):
+                raise BadFrame("an answer without a time")
+            self._answered(answer)
+
+    def on_end(self) -> None:
+        """What the command says last may come when its output has ended already. A connection in
+        the background (ControlPersist) may keep its stderr open for ever."""
+        self.finish(EXIT_S)
 
     def tick(self, now: float, limit_s: float) -> None:
-        """Feeds start-up files that read, and ends a command that is late."""
-        if self.closed:  # its answer has just come
+        """Feeds start-up files that read, and ends a command that is late. A host agent learns that
+        it is still wanted."""
+        if self.closed:  # its end has just come
+            return
+        if self.reply is not None:
+            if now >= self.ping_at:
+                self.ping_at = now + LINE_EVERY_S
+                self.connection.send(PING)
             return
         since_s = now - self.begin
         if since_s > limit_s:
@@ -92,70 +98,40 @@ class _Call:
         elif self.input_ended_at is None:
             if since_s > limit_s / 2 or not self.has_input:
                 self.input_ended_at = now
-                self.end_input()
-            elif now >= self.line_at:
-                self.line_at = now + LINE_EVERY_S
-                self.send(b"\n")
+                self.connection.hang_up()
+            elif not self.connection.talks:
+                self.connection.prompt(now)
 
-    def show_life(self, now: float) -> None:
-        """To a command that stays, so that it knows that it is still wanted."""
-        if not self.closed and now >= self.line_at:
-            self.line_at = now + LINE_EVERY_S
-            self.send(b"\n")
-
-    def send(self, line: bytes) -> None:
-        """Lost if the command no longer reads: its end shows soon."""
-        assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):
-            os.write(self.process.stdin.fileno(), line)
-
-    def end_input(self) -> None:
-        assert self.process.stdin
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+    def _answered(self, answer: dict[str, Any]) -> None:
+        now = time.monotonic()
+        at = float(answer["time_s"])
+        skew_s = min(0.0, at - self.begin_clock) or max(0.0, at - time.time())
+        ended_at = self.input_ended_at
+        self.reply = Reply(
+            answer,
+            None,
+            self.errors.decode(errors="replace"),
+            now - self.begin,
+            skew_s,
+            came_at_the_end=ended_at is not None and now - ended_at < AT_THE_END_S,
+        )
+        if ended_at is not None:
+            self.connection.kill()
 
     def finish(self, patience_s: float) -> None:
-        took_s, now = time.monotonic() - self.begin, time.time()
-        answer = _between_marks(self.out)
-        if not self.has_answered and answer is not None and not _has_time(answer):
-            answer = None
-        code: int | None = None
-        if answer is None:
+        """There is no answer, or no further one."""
+        took_s, code = time.monotonic() - self.begin, None
+        assert self.connection.process
+        if self.reply is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(patience_s)
-            with contextlib.suppress(BlockingIOError, ValueError):
-                while data := os.read(self.fds[2], CHUNK):
-                    self.err = (self.err + data)[-CHUNK:]
-        skew_s, at_the_end = 0.0, False
-        if answer is not None and not self.has_answered:
-            self.has_answered = True
-            at = float(answer["time_s"])
-            skew_s = min(0.0, at - self.begin_clock) or max(0.0, at - now)
-            if self.input_ended_at is not None:
-                at_the_end = time.monotonic() - self.input_ended_at < AT_THE_END_S
-        said = self.out[-CHUNK:].decode(errors="replace") if answer is None else ""
-        errors = self.err.decode(errors="replace")
-        self.reply = Reply(answer, code, errors, took_s, skew_s, said, at_the_end)
-        self.out = b""
-        if answer is None or not self.stays or self.input_ended_at is not None:
-            self.close()
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        for fd in self.fds.values():
-            with contextlib.suppress(KeyError, ValueError):
-                self.selector.unregister(fd)
-        if self.process.poll() is None:
-            # With the processes that it has started, as ssh does for a ProxyJump.
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.end_input()
-        assert self.process.stdout
-        assert self.process.stderr
-        self.process.stdout.close()
-        self.process.stderr.close()
+                code = self.connection.process.wait(patience_s)
+        self.connection.kill()
+        if self.reply is None:
+            errors, said = (
+                text.decode(errors="replace") for text in (self.errors, self.connection.printed)
+            )
+            answer: dict[str, Any] | None = {} if self.connection.nonsense else None
+            self.reply = Reply(answer, code, errors, took_s, stdout=said)
 
 
 def _has_time(answer: Mapping[str, Any]) -> bool:
@@ -163,30 +139,18 @@ def _has_time(answer: Mapping[str, Any]) -> bool:
     return isinstance(at, int | float) and 0 <= at < 1e12
 
 
-def _between_marks(text: bytes) -> dict[str, Any] | None:
-    before, end, _ = text.rpartition(END)
-    _, begin, said = before.rpartition(BEGIN)
-    if not begin or not end:
-        return None
-    try:
-        answer = json.loads(said)
-    except (ValueError, RecursionError):
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
 class Conversation:
-    """The commands by their keys. Those in `staying` wait for orders after their answer. Close it:
-    no command outlives it."""
+    """The commands by their keys. Those that have answered wait for orders. Close it: no command
+    outlives it but those that `keep` has given away."""
 
     def __init__(
         self,
         commands: Mapping[str, Sequence[str]],
-        staying: Collection[str] = (),
+        environ: Mapping[str, str],
         have_input: bool = True,
     ) -> None:
         self.commands = commands
-        self.staying = staying
+        self.environ = environ
         self.have_input = have_input
         self.selector = selectors.DefaultSelector()
         self.calls: dict[str, _Call] = {}  # those that run
@@ -196,15 +160,20 @@ class Conversation:
 
     def __exit__(self, kind: object, *_: object) -> None:
         for call in self.calls.values():
-            call.end_input()
+            call.connection.hang_up()
         # Where srun stands in ssh's place, it ends its step only if it ends by itself.
         deadline = time.monotonic() + (LEAVE_S if kind is None else 0.0)
         for call in self.calls.values():
+            assert call.connection.process
             with contextlib.suppress(subprocess.TimeoutExpired):
-                call.process.wait(max(0.0, deadline - time.monotonic()))
-            call.close()
+                call.connection.process.wait(max(0.0, deadline - time.monotonic()))
+            call.connection.kill()
         self.calls.clear()
         self.selector.close()
+
+    def keep(self, keys: Iterable[str]) -> dict[str, HostConnection]:
+        """The connections to those of these hosts that have answered, for the job."""
+        return {key: self.calls.pop(key).connection for key in keys if key in self.calls}
 
     def answers(
         self,
@@ -226,25 +195,22 @@ class Conversation:
         while len(replies) < len(self.commands):
             now = time.monotonic()
             for key in [key for key, at in due.items() if at <= now]:
-                if len(self.calls) >= AT_ONCE:
+                if sum(call.reply is None for call in self.calls.values()) >= AT_ONCE:
                     break
                 del due[key]
                 argv = self.commands[key]
-                self.calls[key] = _Call(argv, self.selector, key in self.staying, self.have_input)
+                self.calls[key] = _Call(argv, self.environ, self.selector, self.have_input)
             self._read()
             now = time.monotonic()
             for key, call in list(self.calls.items()):
-                if key in replies:
-                    call.show_life(now)
-                else:
-                    call.tick(now, limit_s)
-                    if (reply := call.reply) is not None:
-                        again_at = waiting.again_at(now, key, reply) if waiting else None
-                        if again_at is None:
-                            replies[key] = reply
-                            before.pop(key, None)
-                        else:
-                            due[key], before[key] = again_at, reply
+                call.tick(now, limit_s)
+                if key not in replies and (reply := call.reply) is not None:
+                    again_at = waiting.again_at(now, key, reply) if waiting else None
+                    if again_at is None:
+                        replies[key] = reply
+                        before.pop(key, None)
+                    else:
+                        due[key], before[key] = again_at, reply
                 if call.closed:
                     del self.calls[key]
             if waiting is not None:
@@ -254,7 +220,7 @@ class Conversation:
                     for key in before:
                         due.pop(key, None)
                         if (late := self.calls.pop(key, None)) is not None:
-                            late.close()
+                            late.connection.kill()
                     before = {}
             if len(replies) < len(self.commands) and now > tell_at:
                 tell_at = float("inf")
@@ -262,37 +228,33 @@ class Conversation:
         return replies
 
     def order(self, orders: Mapping[str, object], limit_s: float) -> dict[str, dict[str, Any]]:
-        """Gives each command that stays its order. Returns the answers that come in time."""
+        """Gives each host its order. Returns the answers that come in time."""
         called = {key: call for key, call in self.calls.items() if key in orders}
         for key, call in called.items():
-            call.reply = None
-            call.send(json.dumps(orders[key]).encode() + b"\n")
+            call.answer = None
+            call.connection.send(ORDER, json.dumps(orders[key]).encode())
         deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and any(c.reply is None for c in called.values()):
+        while any(call.answer is None and not call.closed for call in called.values()):
+            if (now := time.monotonic()) > deadline:
+                break
             self._read()
-        replies = {key: call.reply for key, call in called.items() if call.reply is not None}
-        return {key: reply.answer for key, reply in replies.items() if reply.answer is not None}
+            for call in self.calls.values():
+                call.tick(now, limit_s)
+        answers = {key: call.answer for key, call in called.items()}
+        return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _read(self) -> None:
         for event, _ in self.selector.select(0.1):
             event.data()
 
 
-def ask(
-    commands: Mapping[str, Sequence[str]],
-    limit_s: float,
-    on_delay: Callable[[list[str]], None] = lambda _: None,
-    have_input: bool = True,
-) -> dict[str, Reply]:
-    """The replies to all commands: see Conversation.answers. No command outlives this call."""
-    with Conversation(commands, (), have_input) as hosts:
-        return hosts.answers(limit_s, on_delay)
-
-
-def reads_its_input(command: Sequence[str], reply: Reply, limit_s: float) -> bool:
+def reads_its_input(
+    command: Sequence[str], environ: Mapping[str, str], reply: Reply, limit_s: float
+) -> bool:
     """Whether a start-up file reads the input to its end: then the same command answers much
     sooner without any. Else the host is just slow."""
     if not reply.came_at_the_end:
         return False
-    again = ask({"": command}, limit_s, have_input=False)[""]
+    with Conversation({"": command}, environ, have_input=False) as hosts:
+        again = hosts.answers(limit_s)[""]
     return again.answer is not None and again.took_s < reply.took_s / 2

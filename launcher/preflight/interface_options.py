@@ -1,13 +1,17 @@
-"""The chosen networks as options of each MPI, and as variables for NCCL, Gloo and others. Pure."""
+"""The chosen networks as options of each MPI, and as variables for NCCL, Gloo and others; and
+whether this machine has those that the user has chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address, ip_network
 
+from hvdrun.errors import HostSetupError
+from hvdrun.machine.interfaces import interfaces
 from hvdrun.plan.facts import HostFacts, LocalFacts
 from hvdrun.plan.flavour import OPENMPI, Flavour
-from hvdrun.plan.job_hosts import hosts_of
+from hvdrun.plan.job_hosts import hosts_of, is_remote
 from hvdrun.plan.request import Request
 from hvdrun.preflight.networks import Choice, subnet_of
 from hvdrun.preflight.question import control_name
@@ -91,3 +95,24 @@ def _openmpi(
         if subnets and not given:
             options += [option, names[0], ",".join(subnets)]
     return tuple(options)
+
+
+def check_own(request: Request, facts: LocalFacts) -> None:
+    """Raises HostSetupError if none of `--network-interfaces` is of this machine, loopback
+    included."""
+    wanted = request.network_interfaces  # names, addresses or subnets
+    if is_remote(request, facts):
+        return
+    names = [name for _, name in socket.if_nameindex()]
+    addresses = ["127.0.0.1", "::1", *(str(found["address"]) for found in interfaces())]
+    if not any(_is_here(word, names, addresses) for word in wanted):
+        raise HostSetupError(
+            f"--network-interfaces {','.join(wanted)}: this machine has no such interface; it has "
+            f"{', '.join(names)} (`ip address` lists their addresses)"
+        )
+
+
+def _is_here(word: str, names: Sequence[str], addresses: Sequence[str]) -> bool:
+    if "/" in word:
+        return any(ip_address(own) in ip_network(word, strict=False) for own in addresses)
+    return word in names or word in addresses

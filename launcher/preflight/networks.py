@@ -1,5 +1,5 @@
 """Finds the networks that connect the hosts of a job. Goes by subnet, as interfaces have different
-names on different hosts, and never by what a name suggests. Pure.
+names on different hosts, and never by what a name suggests.
 
 A subnet counts if every host has an address of its own in it: the bridge of containers or virtual
 machines has the same address on all hosts, or exists only on some, and connects nothing. A network
@@ -8,9 +8,13 @@ that an ssh connection came through works; hvdrun tries the others by a connecti
 
 from __future__ import annotations
 
+import errno
 import functools
+import select
+import socket
+import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_interface, ip_network
 
@@ -179,3 +183,38 @@ def _why_not(hosts: Mapping[str, HostFacts], found: Interface, subnet: str) -> s
     if len(there) < len(hosts):
         return f"{subnet} is only on {' and '.join(there[:3])}"
     return ""
+
+
+CONNECT_S = 1.0  # an answer comes much sooner, or never
+
+
+def connect_all(addresses: Iterable[str], port: int) -> dict[str, bool]:
+    """By address: whether a host has answered, if only with a refusal."""
+    poll = select.poll()
+    pending: dict[int, tuple[str, socket.socket]] = {}
+    reached: dict[str, bool] = {}
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        reached[address] = False
+        try:
+            sock.connect((address, port))
+        except BlockingIOError:
+            poll.register(sock, select.POLLOUT)
+            pending[sock.fileno()] = (address, sock)
+            continue
+        except OSError as error:
+            reached[address] = isinstance(error, ConnectionRefusedError)
+        sock.close()
+    deadline = time.monotonic() + CONNECT_S
+    while pending and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left * 1000):
+            address, sock = pending.pop(fd)
+            error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            reached[address] = error_number in (0, errno.ECONNREFUSED)
+            poll.unregister(fd)
+            sock.close()
+    for _, sock in pending.values():
+        sock.close()
+    return reached

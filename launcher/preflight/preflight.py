@@ -1,4 +1,5 @@
-"""Checks the hosts before a job starts on them: all at once, over one ssh connection each.
+"""Checks the hosts before a job starts on them: all at once, over one ssh connection each, which
+the job then uses.
 
 `probe` answers on the host; `findings` judges the answers. Hosts that pass every check are
 remembered; the others are asked again each time.
@@ -6,15 +7,18 @@ remembered; the others are asked again each time.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hvdrun.agent import probe
+from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.probe import Question
 from hvdrun.errors import CommandNotFound, HostSetupError, LaunchError, SshFailed
+from hvdrun.machine.environment import REACH, for_connections
 from hvdrun.machine.limits import LACKING
 from hvdrun.plan import shared_memory
 from hvdrun.plan.facts import HostFacts, LocalFacts, from_answer, is_local
@@ -27,17 +31,14 @@ from hvdrun.plan.ssh import reached_by
 from hvdrun.preflight import networks
 from hvdrun.preflight.ask_hosts import Conversation, reads_its_input
 from hvdrun.preflight.cache import AnswerCache, cache_folder
-from hvdrun.preflight.connection_test import ConnectionTest
-from hvdrun.preflight.connections import HERE, MOST_HOSTS
+from hvdrun.preflight.connections import HERE, ConnectionTest
 from hvdrun.preflight.findings import Expected, Finding, judge, of_networks
-from hvdrun.preflight.gpu_copies import copies_between_gpus
-from hvdrun.preflight.gpus import differences
+from hvdrun.preflight.gpus import copies_between_gpus, differences
 from hvdrun.preflight.interface_options import interface_options
-from hvdrun.preflight.no_answer import no_answer, reads_input, with_own_name
+from hvdrun.preflight.networks import connect_all
 from hvdrun.preflight.ports import ports_of
 from hvdrun.preflight.question import control_name, probe_command, probe_here, question_of
-from hvdrun.preflight.reach import connect_all
-from hvdrun.preflight.reply import Reply
+from hvdrun.preflight.reply import Reply, no_answer, reads_input, with_own_name
 from hvdrun.preflight.waiting import Waiting
 from hvdrun.ssh_errors import NO_SSH
 
@@ -56,6 +57,7 @@ class Preflight:
     cache: AnswerCache
     waited_s: float | None = None  # in vain, for hosts that were not ready yet
     origin: str = ""  # where hosts come from that the user has not named
+    connections: dict[str, HostConnection] = field(default_factory=dict)  # for the job
 
     @property
     def failures(self) -> list[Finding]:
@@ -77,8 +79,7 @@ class Preflight:
     @property
     def exit_code(self) -> int:
         """0 if every host is ready, else the code of the worst failure."""
-        kinds = {finding.failure for finding in self.failures}
-        return next((kind.code for kind in ORDER if kind in kinds), 0)
+        return self.error("").code if self.failures else 0
 
     def unknown(self, request: Request) -> list[str]:
         return [host.name for host in hosts_of(request) if host.name not in self.hosts]
@@ -92,12 +93,11 @@ class Preflight:
         return notes
 
     def check(self) -> None:
-        """Raises the LaunchError of the worst failure, with a table of all."""
+        """Raises the worst failure, with a table of all."""
         if not self.failures:
             return
         from hvdrun.preflight.findings_table import table
 
-        kinds = {finding.failure for finding in self.failures}
         bad = {finding.host for finding in self.failures}
         all_hosts = {finding.host for finding in self.findings}
         waited = f" after {self.waited_s:.0f} s (--start-timeout)" if self.waited_s else ""
@@ -106,8 +106,16 @@ class Preflight:
             f" ready{waited}, and nothing was started"
         )
         summary += f"; {self.origin}\n" if self.origin else "\n"
-        text = summary + table([*self.failures, *self.warnings])
-        raise next(kind for kind in ORDER if kind in kinds)(text)
+        raise self.error(summary + table([*self.failures, *self.warnings]))
+
+    def error(self, text: str) -> LaunchError:
+        """That of the worst failure."""
+        kinds = {finding.failure for finding in self.failures}
+        bad = {finding.host for finding in self.failures}
+        host = bad.pop() if len(bad) == 1 else None
+        error = next(kind for kind in ORDER if kind in kinds)(text, host=host)
+        error.evidence = tuple(f"{f.host}: {f.text}; {f.remedy}" for f in self.failures)
+        return error
 
 
 def run(
@@ -116,13 +124,12 @@ def run(
     facts: LocalFacts,
     fresh: bool = False,
     only_remembered: bool = False,
-    waits: bool = True,
-    copies: bool = False,
+    is_check: bool = False,
 ) -> Preflight:
     """Asks the hosts that the cache does not know as ready, or all of them if they have not yet
-    connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none; `waits`: asks
-    hosts that are not ready yet again, until --start-timeout is over; `copies`: also has the GPUs
-    of each host copy to each other.
+    connected to each other. `fresh`: asks all hosts; `only_remembered`: asks none; `is_check`: does
+    not ask hosts again that are not ready yet, which else goes on until --start-timeout is over;
+    has the GPUs of each host copy to each other; and keeps no connection.
 
     Raises SshFailed if ssh can't be started here; a problem of a host is a finding.
     """
@@ -155,13 +162,9 @@ def run(
         known |= {n: f for n in commands if (f := _read(cache.get(keys[n]))) is not None}
     limit_s = min(LIMIT_S, request.start_timeout_s)
     asked = {n: c for n, c in commands.items() if n not in known and not only_remembered}
-    staying: list[str] = []
-    if tests or (copies and here.gpus > 1):
-        question["stays"] = True
-        first = [*remote][:MOST_HOSTS]
-        asked |= {n: probe_command(request, remote[n], facts, question, by) for n in first}
+    if tests or (is_check and here.gpus > 1):
         asked[HERE] = probe_here(facts)
-        staying = [HERE, *first]
+    environ = for_connections({**os.environ, **({REACH: ""} if by else {})})
 
     def judged(host: Host, reply: Reply | None, others: Mapping[str, HostFacts]) -> list[Finding]:
         """The findings about a host that has answered, now or before: its facts are in `others`."""
@@ -185,9 +188,9 @@ def run(
     allocation, source, waiting = request.allocation, "", None
     if allocation is not None and remote.keys() <= {host.name for host in allocation.hosts}:
         source = origin(allocation, facts.starter)
-    elif waits:
+    elif not is_check:
         waiting = Waiting(begin, request.start_timeout_s, limit_s, is_unfit, _say)
-    with Conversation(asked, staying) as conversation:
+    with Conversation(asked, environ) as conversation:
         replies = _answers(conversation, limit_s, waiting)
         for name, reply in replies.items():
             if (answer := _read(reply.answer, reply.clock_skew_s)) is not None:
@@ -205,7 +208,7 @@ def run(
                     findings[name] = [with_own_name(found, facts.hostname)]
                 continue
             findings[name] = judged(host, replies.get(name), known)
-            if name in replies and reads_its_input(commands[name], replies[name], limit_s):
+            if name in replies and reads_its_input(commands[name], environ, replies[name], limit_s):
                 findings[name].append(reads_input(name, replies[name]))
             if name in replies and not any(finding.remedy for finding in findings[name]):
                 cache.put(keys[name], replies[name].answer)
@@ -223,17 +226,20 @@ def run(
             alike = differences(known, request, facts.environ)
             for finding in (*found_there, *of_networks(choice, known), *alike):
                 findings[finding.host].append(finding)
-        if copies:
+        if is_check:
             for finding in copies_between_gpus(conversation, known, request, facts):
                 findings[finding.host].append(finding)
-    return Preflight(
-        known,
-        tuple(finding for host in hosts for finding in findings[host.name]),
-        *interface_options(flavour, choice, request, facts),
-        cache,
-        waited_s,
-        source,
-    )
+        seen = Preflight(
+            known,
+            tuple(finding for host in hosts for finding in findings[host.name]),
+            *interface_options(flavour, choice, request, facts),
+            cache,
+            waited_s,
+            source,
+        )
+        if seen.failures or is_check:
+            return seen
+        return replace(seen, connections=conversation.keep(remote))
 
 
 def _answers(hosts: Conversation, limit_s: float, waiting: Waiting | None) -> dict[str, Reply]:

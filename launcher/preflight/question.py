@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import shutil
 import sys
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
 from ipaddress import ip_address
 
-from hvdrun.agent.probe import HERE, Question
+from hvdrun.agent.probe import HERE, Question, packed
 from hvdrun.machine.remote_words import for_any_shell
 from hvdrun.plan.facts import LOOPBACK, LocalFacts, is_local, mpi_name
 from hvdrun.plan.flavour import Flavour
@@ -36,7 +34,6 @@ def question_of(request: Request, flavour: Flavour, facts: LocalFacts) -> Questi
         "path": request.variable("PATH", environ) or os.defpath,
         "visible": request.variable("CUDA_VISIBLE_DEVICES", environ),
         "names": _names(hosts_of(request), facts),
-        "stays": False,
     }
 
 
@@ -59,8 +56,7 @@ def package_folders(program: str, environ: Mapping[str, str]) -> list[str]:
 def probe_command(
     request: Request, host: Host, facts: LocalFacts, question: Question, by: Starter | None
 ) -> list[str]:
-    packed = base64.urlsafe_b64encode(json.dumps(question, sort_keys=True).encode()).decode()
-    remote = [facts.python, "-I", "-S", facts.agent, "probe", packed]
+    remote = [facts.python, "-I", "-S", facts.agent, "host", packed(question)]
     if by is not None:
         return [*by.connection(host.name), *remote]
     login = ["-l", host.user] if host.user else []
@@ -72,7 +68,7 @@ def probe_command(
 
 def probe_here(facts: LocalFacts) -> list[str]:
     """The command for hvdrun's own machine, which takes part in the test of connections."""
-    return [facts.python, "-I", "-S", facts.agent, "probe", HERE]
+    return [facts.python, "-I", "-S", facts.agent, "host", HERE]
 
 
 def control_name(hosts: Iterable[Host], facts: LocalFacts) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvdrun.plan.hosts import few
-from hvdrun.preflight.no_answer import trouble_of
-from hvdrun.preflight.reply import Reply
+from hvdrun.preflight.reply import Reply, trouble_of
 from hvdrun.ssh_errors import CLOSED, NO_ROUTE, REFUSED, SLOW, TIMEOUT, UNKNOWN_NAME
 
 # What may end by itself.

@@ -10,11 +10,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from hvdrun.agent.frames import BYE, HOST, BadFrame, frame, receive, send, unpack
+from hvdrun.agent import frames
+from hvdrun.agent.frames import BadFrame, frame, receive, send, unpack
 from hvdrun.machine.socket_users import is_trusted
-from hvdrun.rendezvous.messages import ERR, IN, OUT
 
-FAILED = 255  # ssh's exit code for its own failures
 _REST_S = 0.2  # without new ones, if this process has no descriptors left
 
 
@@ -40,17 +39,22 @@ class Caller:
         """For Relay, which closes them: what is read here, and what is written."""
         stdin, stdout, stderr = self.fds
         self.fds = []
-        return {IN: stdin}, {OUT: stdout, ERR: stderr}
+        return {frames.STDIN: stdin}, {frames.OUT: stdout, frames.ERR: stderr}
 
     def end(self, exit_code: int) -> None:
         with contextlib.suppress(OSError):
-            send(self.sock, frame(BYE, payload=b"%d" % exit_code))
+            send(self.sock, frame(frames.BYE, payload=b"%d" % exit_code))
         self.close()
 
     def fail(self, why: str) -> None:
         """The process prints the reason itself, as the descriptors may belong to the relay."""
         with contextlib.suppress(OSError):
-            send(self.sock, frame(BYE, payload=b"%d %s" % (FAILED, why.encode(errors="replace"))))
+            send(
+                self.sock,
+                frame(
+                    frames.BYE, payload=b"%d %s" % (frames.SSH_FAILED, why.encode(errors="replace"))
+                ),
+            )
         self.close()
 
     def close(self) -> None:
@@ -126,7 +130,7 @@ class Callers:
         buffer += data
         given += fds
         try:
-            frames = list(unpack(buffer))
+            heard = list(unpack(buffer))
         except BadFrame:
             data = b""
         if not data:
@@ -138,8 +142,8 @@ class Callers:
                 os.close(fd)
             sock.close()
             return
-        for kind, _, payload in frames:
-            if caller is None and kind == HOST and len(given) == 3:
+        for kind, _, payload in heard:
+            if caller is None and kind == frames.HOST and len(given) == 3:
                 host, *argv = payload.decode(errors="surrogateescape").split("\0")
                 caller = Caller(sock, host, tuple(argv), given[:], lambda: self._forget(sock))
                 self.callers[sock] = caller

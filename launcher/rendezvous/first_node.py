@@ -15,6 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from hvdrun.agent import frames
+from hvdrun.agent.frames import BadFrame
+from hvdrun.agent.frames import number as number_in
 from hvdrun.agent.peers import Stranger
 from hvdrun.agent.peers import listen as listen_here
 from hvdrun.agent.signals import heeded
@@ -22,24 +25,16 @@ from hvdrun.errors import HostSetupError, StartTimeout, UsageError
 from hvdrun.rendezvous import gate
 from hvdrun.rendezvous.callers import Caller, Callers
 from hvdrun.rendezvous.messages import (
-    EXIT,
     HELLO,
-    OUT,
-    PING,
-    REFUSED,
-    RESULT,
     RUN,
     SAY,
-    SIGNAL,
     STREAM,
     STREAM_S,
     WELCOME,
     Hello,
-    NotUnderstood,
     Run,
     pack_run,
     unpack_hello,
-    unpack_number,
 )
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
@@ -100,7 +95,7 @@ class FirstNode:
 
     def start(self, host_timeout_s: float) -> None:
         """Raises UsageError if the port can't be had."""
-        self.welcome = b"%g" % host_timeout_s
+        self.welcome = b"%d" % (1000 * host_timeout_s)
         place = self.place
         try:
             if self.only_this_user:
@@ -233,7 +228,7 @@ class FirstNode:
             connection.send(kind, payload)
 
     def _finish(self, exit_code: int) -> None:
-        self._to_all(RESULT, b"%d" % exit_code)
+        self._to_all(frames.BYE, b"%d" % exit_code)
         until = time.monotonic() + LAST_WORDS_S
         for connection in list(self.nodes.values()):
             connection.drain(max(0.05, until - time.monotonic()))
@@ -252,15 +247,15 @@ class FirstNode:
             return
         try:
             if kind != HELLO:
-                raise NotUnderstood("neither a greeting nor a program's connection")
+                raise BadFrame("neither a greeting nor a program's connection")
             hello = unpack_hello(payload)
             problem = self._does_not_fit(hello)
-        except NotUnderstood as error:
+        except BadFrame as error:
             problem = f"a node speaks another language ({error}): every node needs the same hvdlite"
             hello = None
         if problem or hello is None:
             connection.on_end = lambda *_: None
-            connection.send(REFUSED, problem.encode(errors="replace"))
+            connection.send(frames.REFUSED, problem.encode(errors="replace"))
             connection.drain(REFUSAL_S)
             connection.close()
             return
@@ -317,10 +312,10 @@ class FirstNode:
 
     def _heard(self, number: int, kind: bytes, payload: bytes) -> None:
         self.heard_at[number] = time.monotonic()
-        if kind == PING and not self.nodes[number].is_full:  # else it reads no answers
-            self.nodes[number].send(PING)
-        elif kind == SIGNAL and unpack_number(payload) in heeded():
-            self.on_signal(unpack_number(payload), number)
+        if kind == frames.PING and not self.nodes[number].is_full:  # else it reads no answers
+            self.nodes[number].send(frames.PING)
+        elif kind == frames.SIGNAL and number_in(payload) in heeded():
+            self.on_signal(number_in(payload), number)
 
     def _node_left(self, number: int) -> None:
         del self.nodes[number]
@@ -358,12 +353,12 @@ class FirstNode:
 
     def _stream_message(self, connection: SealedSocket, kind: bytes, payload: bytes) -> None:
         caller, relay = self.relays[connection]
-        if kind == EXIT:
-            code = unpack_number(payload)
+        if kind == frames.EXIT:
+            code = number_in(payload)
             relay.finish(lambda: self._stream_done(connection, code))
         else:
             relay.give(kind, payload)
-            if relay.sinks[OUT].broken:  # nobody reads the program's output any more
+            if relay.sinks[frames.OUT].broken:  # nobody reads the program's output any more
                 self._caller_left(caller)
 
     def _stream_done(self, connection: SealedSocket, code: int) -> None:

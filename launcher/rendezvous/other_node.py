@@ -4,6 +4,7 @@ job's exit code."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -12,46 +13,98 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from hvdrun.agent.frames import Waker
+from hvdrun.agent import frames, peers
+from hvdrun.agent.frames import Waker, number
 from hvdrun.agent.signals import FOR_THE_JOB, heeded
 from hvdrun.agent.silence import Silence, clock
 from hvdrun.errors import HostLost, HostSetupError, StartTimeout
 from hvdrun.machine.environment import inheritable
 from hvdrun.machine.processes import kill_descendants, set_subreaper
 from hvdrun.rendezvous.messages import (
-    ERR,
-    EXIT,
     HELLO,
-    IN,
-    OUT,
-    PING,
-    REFUSED,
-    RESULT,
     RUN,
     SAY,
-    SIGNAL,
     STREAM,
     STREAM_S,
     WELCOME,
     Hello,
     Run,
     pack_hello,
-    unpack_number,
     unpack_run,
-    unpack_seconds,
 )
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.relay import Relay
 from hvdrun.rendezvous.sealed import CLOSED_EARLY, NOT_PROVED, SealedSocket
-from hvdrun.rendezvous.secret import hint
-from hvdrun.rendezvous.to_node_0 import CONNECT_S, ToNode0
+from hvdrun.rendezvous.secret import hint, name_here
 
+CONNECT_S = 5.0
 TURN_S = 0.25
 PING_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # between two tries
 FIRST_LINE_S, LINE_EVERY_S = 3.0, 15.0
 # After node 0 is gone, MPI's daemon and the ranks here have so long to end: they notice it, too.
 ENDING_S = 30.0
+
+
+class ToNode0:
+    """How this node connects to it. `only_this_user`: without a secret; node 0 must be this user's
+    or root's, on this machine."""
+
+    def __init__(self, place: Place, only_this_user: bool) -> None:
+        self.place = place
+        self.only_this_user = only_this_user
+        # Of node 0: the family, and the whole address, as a link-local one of IPv6 needs its scope.
+        self.found: tuple[int, tuple[object, ...]] | None = None
+
+    def settle(self, sock: socket.socket) -> None:
+        """Node 0 is at the other end. Later connections are to the same address, without asking for
+        that of its name again. Raises OSError if the connection has ended."""
+        self.found = sock.family, sock.getpeername()
+
+    def connect(self) -> socket.socket | str:
+        """A connection to node 0, or why there is none."""
+        try:
+            if self.only_this_user:
+                here = peers.connect(name_here(self.place.port))
+                return os.strerror(errno.ECONNREFUSED) if here is None else here
+            sock = self._connect()
+        except peers.Stranger as stranger:
+            return str(stranger)
+        except socket.gaierror:
+            return f"the name {self.place.host} is unknown here"
+        except UnicodeError:
+            return (
+                f"{self.place.host} is no name: a part of it is empty, or longer than 63 characters"
+            )
+        except TimeoutError:
+            return "it does not answer"
+        except OSError as error:
+            return error.strerror or str(error)
+        if _is_itself(sock):
+            sock.close()
+            return "nothing listens there"
+        return sock
+
+    def _connect(self) -> socket.socket:
+        if self.found is None:
+            return socket.create_connection((self.place.host, self.place.port), CONNECT_S)
+        family, address = self.found
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(CONNECT_S)
+            sock.connect(address)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+
+def _is_itself(sock: socket.socket) -> bool:
+    """TCP can connect a free port to itself."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:  # it has been closed already, which its reader finds out
+        return False
 
 
 class Program:
@@ -197,7 +250,7 @@ class OtherNode:
         assert self.connection is not None
         if now >= self.ping_at:
             self.ping_at = now + PING_EVERY_S
-            self.connection.send(PING)
+            self.connection.send(frames.PING)
         if self.silence.seconds > self.silence_limit_s:
             self.problem = f"it has been silent for {self.silence.seconds:.0f} s"
             self.connection.close()
@@ -225,22 +278,22 @@ class OtherNode:
             self.is_welcome = True
             with contextlib.suppress(OSError):  # whose end is noticed at once
                 self.way.settle(connection.sock)
-            self.silence_limit_s = unpack_seconds(payload)
-        elif kind == REFUSED:
+            self.silence_limit_s = number(payload) / 1000
+        elif kind == frames.REFUSED:
             self.refused = payload.decode(errors="replace")
         elif kind == RUN and self.is_welcome:
             self._call_back(Wanted(unpack_run(payload)))
         elif kind == SAY:
             self.say(payload.decode(errors="replace"))
-        elif kind == RESULT:
-            self.result = unpack_number(payload)
+        elif kind == frames.BYE:
+            self.result = number(payload)
 
     def _signals(self, numbers: bytes) -> None:
         """All but CHLD are for the whole job: node 0 decides what they do."""
-        for number in numbers:
-            self.was_signalled |= number in FOR_THE_JOB
-            if number in FOR_THE_JOB and self.connection is not None:
-                self.connection.send(SIGNAL, b"%d" % number)
+        for each in numbers:
+            self.was_signalled |= each in FOR_THE_JOB
+            if each in FOR_THE_JOB and self.connection is not None:
+                self.connection.send(frames.SIGNAL, b"%d" % each)
 
     # ------------------------------------------------------------- programs
 
@@ -285,8 +338,8 @@ class OtherNode:
                 start_new_session=True,
             )
         except OSError as error:
-            connection.send(ERR, f"{run.argv[0]}: {error.strerror}\n".encode())
-            connection.send(EXIT, b"127")
+            connection.send(frames.ERR, f"{run.argv[0]}: {error.strerror}\n".encode())
+            connection.send(frames.EXIT, b"127")
             return
         assert process.stdin
         assert process.stdout
@@ -294,7 +347,12 @@ class OtherNode:
         fds = [os.dup(pipe.fileno()) for pipe in (process.stdin, process.stdout, process.stderr)]
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
-        relay = Relay(connection, self.selector, {OUT: fds[1], ERR: fds[2]}, {IN: fds[0]})
+        relay = Relay(
+            connection,
+            self.selector,
+            {frames.OUT: fds[1], frames.ERR: fds[2]},
+            {frames.STDIN: fds[0]},
+        )
         self.programs.append(Program(process, relay))
 
     def _look_at(self, program: Program) -> None:
@@ -304,7 +362,7 @@ class OtherNode:
                 return
             program.code = code if code >= 0 else 128 - code
         if program.relay.read_rest():
-            program.relay.connection.send(EXIT, b"%d" % program.code)
+            program.relay.connection.send(frames.EXIT, b"%d" % program.code)
             program.relay.close_here()  # node 0 ends the connection
             self.programs.remove(program)
 

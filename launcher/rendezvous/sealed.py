@@ -1,9 +1,8 @@
-"""A connection between two nodes: a handshake (see `noise`), then messages that only the two ends
-can read, change or make.
+"""A connection between two nodes: a handshake (see `noise`), then frames (see `agent.frames`) that
+only the two ends can read, change or make.
 
-On the wire: 48 bytes each way, then records, each with its length in two bytes. A record is a flag
-(whether the message goes on in the next one) and a part of a message; a message is a kind of one
-byte (see `messages`) and a payload.
+On the wire: 48 bytes each way, then records, each with its length in two bytes. Decrypted and
+joined, they are the frames.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from hvdrun.rendezvous.messages import NotUnderstood
+from hvdrun.agent.frames import BadFrame, frame, unpack
 from hvdrun.rendezvous.noise import (
     HANDSHAKE_BYTES,
     MESSAGE_BYTES,
@@ -26,11 +25,9 @@ from hvdrun.rendezvous.noise import (
 )
 
 _LENGTH = struct.Struct("!H")
-_PART_BYTES = MESSAGE_BYTES - TAG_BYTES - 1
-_MORE, _LAST = b"\1", b"\0"
+_PART_BYTES = MESSAGE_BYTES - TAG_BYTES
 _CHUNK = 1 << 16
 FULL_BYTES = 1 << 18  # what waits to be sent, above which nothing more should be given
-LARGEST_MESSAGE_BYTES = 1 << 22
 
 NOT_PROVED = "it did not prove the secret"
 CLOSED_EARLY = "it closed the connection before it proved the secret"
@@ -39,7 +36,7 @@ CLOSED_EARLY = "it closed the connection before it proved the secret"
 class SealedSocket:
     """`on_message(self, kind, payload)` is called for each message, `on_end(self, why)` once, when
     the connection has ended by itself: why is "" after an orderly end. Both may close the
-    connection, and `on_message` may raise NotUnderstood, which ends it.
+    connection, and `on_message` may raise BadFrame, which ends it.
 
     `is_proved`: the other end has the key. No message comes before that. A caller's `on_proved` is
     called then, before what `send` was given is sent.
@@ -69,7 +66,7 @@ class SealedSocket:
         self._handshake = Handshake(key)
         self._ciphers: tuple[Cipher, Cipher] | None = None  # sending, receiving
         self._buffer = bytearray()
-        self._message = bytearray()
+        self._frames = bytearray()
         self._unsent = bytearray(self._handshake.first() if is_caller else b"")
         self._early: list[tuple[bytes, bytes]] = []  # messages from before the handshake's end
         self._interest = selectors.EVENT_READ
@@ -90,11 +87,9 @@ class SealedSocket:
         if self._ciphers is None:
             self._early.append((kind, payload))
             return
-        message = kind + payload
+        message = frame(kind, payload=payload)
         for begin in range(0, len(message), _PART_BYTES):
-            part = message[begin : begin + _PART_BYTES]
-            flag = _MORE if begin + _PART_BYTES < len(message) else _LAST
-            sealed = self._ciphers[0].encrypt(flag + part)
+            sealed = self._ciphers[0].encrypt(message[begin : begin + _PART_BYTES])
             self._unsent += _LENGTH.pack(len(sealed)) + sealed
         self._flush()
 
@@ -169,7 +164,7 @@ class SealedSocket:
             self._open_records()
         except NotProved:
             self._end(NOT_PROVED)
-        except NotUnderstood as error:
+        except BadFrame as error:
             self._end(f"it speaks another language ({error})")
 
     def _shake_hands(self) -> None:
@@ -199,13 +194,10 @@ class SealedSocket:
             record = self._ciphers[1].decrypt(bytes(self._buffer[_LENGTH.size : end]))
             del self._buffer[:end]
             self.is_proved = True
-            self._message += record[1:]
-            if len(self._message) > LARGEST_MESSAGE_BYTES:
-                raise NotProved  # no end of ours sends so much
-            if record[:1] == _LAST and self._message:
-                message = bytes(self._message)
-                self._message.clear()
-                self.on_message(self, message[:1], message[1:])
+            self._frames += record
+            for kind, _, payload in unpack(self._frames):
+                if not self.is_closed:
+                    self.on_message(self, kind, payload)
 
     def drain(self, limit_s: float) -> None:
         """Sends what is left, says that no more follows, and waits until the other end has taken

@@ -1,4 +1,4 @@
-"""A rank's last operations, from what its keeper has sent (`agent.rank_box`). Pure.
+"""A rank's last operations, from what its keeper has sent (`agent.rank.notes`). Pure.
 
 The bytes are the rank's own: whatever stands there, reading it ends, and texts are printable.
 """
@@ -111,24 +111,11 @@ def _operations(rest: bytes, kinds: list[str], most: int) -> Iterator[Operation]
         words = _ENTRY.unpack_from(rest, at)
         number, key, posted, matched, started, ended, size_bytes = words[:7]
         team, round_, epoch, members, peer, kind, failed, in_words, name = words[7:]
-        yield Operation(
-            number=number,
-            team=team,
-            key=key,
-            round=round_,
-            epoch=epoch,
-            kind=kinds[kind] if kind < len(kinds) else f"operation {kind}",
-            name=_printable(name.partition(b"\0")[0].decode(errors="replace")),
-            bytes=size_bytes,
-            members=members,
-            peer=peer,
-            posted=posted,
-            matched=matched,
-            started=started,
-            ended=ended,
-            failed=bool(failed),
-            in_words=bool(in_words),
-        )
+        kind_name = kinds[kind] if kind < len(kinds) else f"operation {kind}"
+        title = _printable(name.partition(b"\0")[0].decode(errors="replace"))
+        identity = number, team, key, round_, epoch, kind_name, title
+        times = posted, matched, started, ended
+        yield Operation(*identity, size_bytes, members, peer, *times, bool(failed), bool(in_words))
 
 
 def lines_of(box: Box) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hvdrun.records import THROTTLED, Record
@@ -55,6 +55,9 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
     total = {name: sum(row[name] for row in rows) for name in _SUMMED}
     whole_s = total["seconds"]
     pairs = links.pairs_of(timed, host_of)
+    slow = links.takes_time(timed, found) and links.slow_link(
+        pairs, links.throttled_hosts(timed, host_of)
+    )
     return {
         "steps": max((row["steps"] for row in rows), default=0),
         "ranks": rows,
@@ -67,7 +70,7 @@ def _part(records: Mapping[int, Record], host_of: HostOf, steps_before: int = 0)
             if (part := record.throttled) >= THROTTLED
         ],
         "links": [_link(pair) for pair in pairs],
-        "slow_link": _slow_link(timed, found, pairs, host_of),
+        "slow_link": slow._asdict() if slow else None,
         "verdicts": verdicts(timed, found, host_of) if timed else [NOTHING_TOLD],
     }
 
@@ -104,18 +107,6 @@ def _link(pair: links.Pair) -> dict[str, Any]:
     }
 
 
-def _slow_link(
-    timed: Mapping[int, Record],
-    found: Sequence[Arrivals] | None,
-    pairs: Sequence[links.Pair],
-    host_of: HostOf,
-) -> dict[str, Any] | None:
-    if not links.takes_time(timed, found):
-        return None
-    slow = links.slow_link(pairs, links.throttled_hosts(timed, host_of))
-    return slow._asdict() if slow else None
-
-
 def _late(found: Arrivals, host_of: HostOf) -> dict[str, Any]:
     late = found.late
     assert late is not None
@@ -125,13 +116,9 @@ def _late(found: Arrivals, host_of: HostOf) -> dict[str, Any]:
         "last_in": late.share,
         "last_by": late.by_s,
         "cause": late.cause,
-        "data": _two(late.data_s),
-        "computing": _two(late.computing_s),
+        "data": dict(zip(("late", "others"), late.data_s, strict=True)),
+        "computing": dict(zip(("late", "others"), late.computing_s, strict=True)),
     }
-
-
-def _two(seconds: Sequence[float]) -> dict[str, float]:
-    return dict(zip(("late", "others"), seconds, strict=True))
 
 
 def _cores(record: Record) -> dict[str, Any]:

@@ -76,15 +76,17 @@ def check(ranks: int, other_hosts: int) -> None:
     files = FILES + FILES_PER_RANK * (ranks + other_hosts)
     if 0 <= (most := open_files()[1]) < files:
         raise LacksResource(
-            f"{_ranks(ranks)} need {files} open files in hvdrun and in mpirun, and the hard limit"
-            f" (`ulimit -Hn`) is {most}; {MORE_FILES}"
+            f"with -np {ranks}, hvdrun and mpirun need {files} open files, and the hard limit"
+            f" (`ulimit -Hn`) is {most}",
+            MORE_FILES,
         )
     processes = PROCESSES + PROCESSES_PER_RANK * ranks + other_hosts
     room = room_for_processes()
     if room is not None and room[0] < processes:
         raise LacksResource(
-            f"{_ranks(ranks)} need {processes} more processes and threads, and {room[1]};"
-            f" {MORE_PROCESSES}"
+            f"with -np {ranks}, hvdrun and mpirun need {processes} more processes and threads,"
+            f" and {room[1]}",
+            MORE_PROCESSES,
         )
 
 
@@ -107,32 +109,32 @@ def check_temporary_folder(environ: Mapping[str, str]) -> None:
     }.get(str(problem), "set TMPDIR to a folder that you may write to")
     raise LacksResource(
         f"mpirun needs a folder for temporary files, and nothing can be written to {where}:"
-        f" {problem}; {remedy}"
+        f" {problem}",
+        remedy,
     )
 
 
 def of(error: BaseException) -> LacksResource | None:
     """The error of hvdrun itself that this exception is, if it is one."""
     if isinstance(error, MemoryError):
-        return LacksResource(_sentence("hvdrun", errno.ENOMEM))
+        return _lacks("hvdrun", errno.ENOMEM)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        return LacksResource(_sentence("hvdrun", errno.EAGAIN))
+        return _lacks("hvdrun", errno.EAGAIN)
     if isinstance(error, OSError) and error.errno in LACKING:
-        return LacksResource(_sentence("hvdrun", error.errno))
+        return _lacks("hvdrun", error.errno)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return LacksResource(f"{error.filename or 'a file'}: {error.strerror}; {MORE_ROOM}")
+        return LacksResource(f"{error.filename or 'a file'}: {error.strerror}", MORE_ROOM)
     return None
 
 
 def of_rank(rank: int, host: str, number: int) -> LacksResource:
     """hvdrun's agent beside the rank could not start the command."""
-    return LacksResource(
-        f"rank {rank} was not started: {_sentence(f'hvdrun on {host}', number, is_here=False)}"
-    )
+    who = f"rank {rank} was not started: hvdrun on {host}"
+    return _lacks(who, number, is_here=False, rank=rank, host=host)
 
 
 def of_host(host: str, number: int) -> LacksResource:
-    return LacksResource(_sentence(f"hvdrun's agent on {host}", number, is_here=False))
+    return _lacks(f"hvdrun's agent on {host}", number, is_here=False, host=host)
 
 
 def in_words(starter: str, said: Iterable[str]) -> LacksResource | None:
@@ -140,23 +142,22 @@ def in_words(starter: str, said: Iterable[str]) -> LacksResource | None:
     for line in said:
         for words, number in _WORDS:
             if words in line:
-                return LacksResource(_sentence(starter, number, is_here=False))
+                return _lacks(starter, number, is_here=False)
     return None
 
 
-def _sentence(who: str, number: int, is_here: bool = True) -> str:
+def _lacks(
+    who: str, number: int, is_here: bool = True, rank: int | None = None, host: str | None = None
+) -> LacksResource:
+    what, remedy = f"{who}: {os.strerror(number)}", MORE_ROOM
     if number in (errno.EMFILE, errno.ENFILE):
         limit = f" (`ulimit -n` is {open_files()[0]})" if is_here else ""
-        return f"{who} can't open any more files{limit}; {MORE_FILES}"
-    if number == errno.EAGAIN:
+        what, remedy = f"{who} can't open any more files{limit}", MORE_FILES
+    elif number == errno.EAGAIN:
         room = room_for_processes() if is_here else None
         limit = f" ({room[1]})" if room else ""
-        words = f"{who} can't start any more processes or threads{limit}; {MORE_PROCESSES}"
-        return words if room else f"{words}; or {MORE_MEMORY}"
-    if number == errno.ENOMEM:
-        return f"{who} gets no more memory; {MORE_MEMORY}"
-    return f"{who}: {os.strerror(number)}; {MORE_ROOM}"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+        what = f"{who} can't start any more processes or threads{limit}"
+        remedy = MORE_PROCESSES if room else f"{MORE_PROCESSES}; or {MORE_MEMORY}"
+    elif number == errno.ENOMEM:
+        what, remedy = f"{who} gets no more memory", MORE_MEMORY
+    return LacksResource(what, remedy, rank, host)

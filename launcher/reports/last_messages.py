@@ -39,22 +39,13 @@ class _Stream(NamedTuple):
         return self._replace(kind=kind, rank=self.peer, peer=self.rank)
 
 
-def report(boxes: Mapping[int, Box]) -> list[str]:
-    """For the screen."""
-    return _first(list(lines_of(boxes)), MOST_SHOWN)
-
-
-def summary(boxes: Mapping[int, Box]) -> list[str]:
-    """For the file."""
-    return _first(list(lines_of(boxes)), MOST_IN_FILE)
-
-
-def _first(lines: list[str], most: int) -> list[str]:
+def report(boxes: Mapping[int, Box], most: int = MOST_SHOWN) -> list[str]:
+    """For the screen, or with MOST_IN_FILE for the file."""
+    lines = list(lines_of(boxes))
     more = len(lines) - most
     messages = "message" if more == 1 else "messages"
-    return (
-        [*lines[:most], f"and {more} more {messages} without another side"] if more > 0 else lines
-    )
+    rest = [f"and {more} more {messages} without another side"] if more > 0 else []
+    return [*lines[:most], *rest]
 
 
 def lines_of(boxes: Mapping[int, Box]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from hvdrun.machine.notes import ENTRIES
 from hvdrun.reports.black_box import MESSAGES, Box, Operation
-from hvdrun.reports.whereabouts import named
+from hvdrun.reports.failure_report import named
 
 Identity = tuple[int, int, int, int]
 JOIN = "join"

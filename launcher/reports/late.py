@@ -209,17 +209,21 @@ def _computing(sample: Sample) -> float:
 # ---- in words
 
 
-class _Row(NamedTuple):
-    """Milliseconds of a step, but for the steps and the share of them. None: not known."""
-
-    steps: float
-    step: float
-    computing: float
-    data: float
-    waiting: float | None
-    communication: float | None
-    last_in: float | None
-    by: float | None
+# The causes: of one rank, of several; and the figures that show it.
+_CAUSES = {
+    "data": ("its DataLoader", "their DataLoaders", "{data} of a step, the others' {others_data}"),
+    "throttled": ("its cgroup throttles it", "their cgroups throttle them", "{quota}"),
+    "computing": (
+        *("it computes longer", "they compute longer"),
+        "{computing} of a step, the others {others_computing}; on {cores:.2f} of a core",
+    ),
+    "unknown": (
+        *("the cause is not seen", "the cause is not seen"),
+        "computing takes {computing} of a step, the others {others_computing}",
+    ),
+}
+# Of a step in milliseconds, but for the steps and the share of them. None: not known.
+_Row = tuple[float | None, ...]
 
 
 def with_steps(records: Mapping[int, Record]) -> dict[int, Record]:
@@ -277,24 +281,22 @@ def verdicts(
         )
     # Several process sets may each have late ranks.
     late = [each for each in found or [] if each.late][:_MOST_LATE]
-    for each in late or sorted(found or [], key=_costs_least)[:1]:
+    for each in late or ([max(found, key=_costs_most)] if found else []):
         texts.append(_verdict(each, records, host_of))
-    told = [
+    told = {
         rank
         for each in late
         if each.late and each.late.cause == "throttled"
         for rank in each.late.ranks
-    ]
-    parts = {rank: record.throttled for rank, record in records.items() if rank not in told}
-    if throttled := {rank: part for rank, part in parts.items() if part >= THROTTLED}:
-        used = _used([records[rank] for rank in throttled])
-        used_up = _from_to([100 * part for part in throttled.values()], ".0f", " %")
-        gave = (
-            f"are throttled: {used}, and the cgroups' CPU quotas were used up in {used_up} of their"
-            if len(throttled) > 1
-            else f"is throttled: {used}, and the cgroup's CPU quota was used up in {used_up} of its"
-        )
-        texts.append(f"{_who(tuple(throttled), host_of)} {gave} periods")
+    }
+    throttled = {
+        rank: each
+        for rank, each in records.items()
+        if rank not in told and each.throttled >= THROTTLED
+    }
+    if throttled:
+        are = "are" if len(throttled) > 1 else "is"
+        texts.append(f"{_who(tuple(throttled), host_of)} {are} throttled: {_quota(throttled)}")
     return texts + links.verdicts(records, found, host_of)
 
 
@@ -305,8 +307,9 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
             f" all ranks made can be compared, and {FEWEST_STEPS} are needed"
         )
     if found.late is None:
-        *_, others, (rank, last) = sorted(found.last.items(), key=_cost)
-        part = last.cost_s / median(map(_step_s, (records[each] for each in found.ranks)))
+        *_, others, (rank, last) = sorted(found.last.items(), key=lambda item: item[1].cost_s)
+        theirs = [records[each] for each in found.ranks]
+        part = last.cost_s / max(median(r.seconds / (r.steps - 1) for r in theirs), 1e-9)
         if part >= _COSTS and last.cost_s >= max(LATE_S, _COSTS_MORE * others[1].cost_s):
             share = f"{100 * last.share:.0f} % of them"
             return (
@@ -326,55 +329,36 @@ def _verdict(found: Arrivals, records: Mapping[int, Record], host_of: HostOf) ->
 
 
 def _cause(late: Late, records: Mapping[int, Record]) -> str:
-    many = len(late.ranks) > 1
-    theirs = [records[rank] for rank in late.ranks]
-    cores = median(map(own_cores, theirs))
-    computing = f"{_ms(late.computing_s[0])} of a step, the others {_ms(late.computing_s[1])}"
-    match late.cause:
-        case "data":
-            return (
-                f"{'their DataLoaders' if many else 'its DataLoader'} ({_ms(late.data_s[0])} of a"
-                f" step, the others' {_ms(late.data_s[1])})"
-            )
-        case "throttled":
-            part = median(each.throttled for each in theirs)
-            return (
-                f"{'their cgroups throttle them' if many else 'its cgroup throttles it'}"
-                f" (the CPU quota was used up in {100 * part:.0f} % of its periods;"
-                f" {_used(theirs)})"
-            )
-        case "computing":
-            return (
-                f"{'they compute' if many else 'it computes'} longer ({computing}; on"
-                f" {cores:.2f} of a core{' each' if many else ''})"
-            )
-        case _:
-            return (
-                f"the cause is not seen ({'they compute' if many else 'it computes'} {computing})"
-            )
+    theirs = {rank: records[rank] for rank in late.ranks}
+    one, several, why = _CAUSES[late.cause]
+    figures = why.format(
+        data=_ms(late.data_s[0]),
+        others_data=_ms(late.data_s[1]),
+        computing=_ms(late.computing_s[0]),
+        others_computing=_ms(late.computing_s[1]),
+        quota=_quota(theirs),
+        cores=median(map(own_cores, theirs.values())),
+    )
+    return f"{several if len(theirs) > 1 else one} ({figures})"
 
 
-def _costs_least(found: Arrivals) -> tuple[bool, float]:
+def _costs_most(found: Arrivals) -> tuple[bool, float]:
     costs_s = max((each.cost_s for each in found.last.values()), default=0.0)
-    return found.steps < FEWEST_STEPS, -costs_s
+    return found.steps >= FEWEST_STEPS, costs_s
 
 
-def _step_s(record: Record) -> float:
-    return max(record.seconds / (record.steps - 1), 1e-9)
-
-
-def _cost(item: tuple[int, Last]) -> float:
-    return item[1].cost_s
-
-
-def _used(throttled: Sequence[Record]) -> str:
-    """How many cores they got, and who used them."""
-    found = [throttled_cores(record) for record in throttled]
-    if all(is_of_cgroup for _, is_of_cgroup in found):
-        who, cores = ("its cgroup", "the cgroup of each"), [number for number, _ in found]
-    else:
-        who, cores = ("its own process", "the own process of each"), list(map(own_cores, throttled))
-    return f"{who[len(throttled) > 1]} used {_from_to(cores, '.2f')} cores"
+def _quota(throttled: Mapping[int, Record]) -> str:
+    """How often it was used up, how many cores these ranks got, and who used them."""
+    records = throttled.values()
+    cores, are_of_cgroups = zip(*map(throttled_cores, records), strict=True)
+    who = "the cgroup"
+    if not all(are_of_cgroups):  # not one number of each kind
+        who, cores = "the rank's own process", tuple(map(own_cores, records))
+    parts = _from_to([100 * each.throttled for each in records], ".0f")
+    return (
+        f"the CPU quota was used up in {parts} % of its periods, {who} used"
+        f" {_from_to(cores, '.2f')} cores"
+    )
 
 
 def _who(ranks: Sequence[int], host_of: HostOf) -> str:
@@ -391,10 +375,10 @@ def _table(
     arrivals = {rank: each for each in found if each.steps for rank in each.ranks}
     rows = {rank: _row(record, rank, arrivals.get(rank)) for rank, record in records.items()}
     if is_recent:
-        rows = {rank: row._replace(steps=row.steps - 1) for rank, row in rows.items()}
+        rows = {rank: (records[rank].steps - 1, *row[1:]) for rank, row in rows.items()}
     shown = list(rows)
     if len(shown) > MOST_ROWS:
-        shown = sorted(shown, key=lambda rank: -(rows[rank].last_in or 0.0))[:ROWS_OF_MANY]
+        shown = sorted(shown, key=lambda rank: -(rows[rank][-2] or 0.0))[:ROWS_OF_MANY]
         shown.sort()
     lines: list[tuple[str, ...]] = [_TITLES]
     lines += [(str(rank), host_of(rank), *_cells(rows[rank])) for rank in shown]
@@ -416,30 +400,30 @@ def _row(record: Record, rank: int, arrivals: Arrivals | None) -> _Row:
     step, data, waited = (
         per_step * seconds for seconds in (record.seconds, record.data, record.waited)
     )
+    communication, share, by = None, None, None
+    if arrivals is not None:
+        communication = min(waited, 1000 * arrivals.communication_s)
+        if arrivals.steps >= FEWEST_STEPS:
+            share, by = arrivals.last[rank].share, 1000 * arrivals.last[rank].by_s
+    waiting = waited - (communication or 0.0)
     computing = max(0.0, step - data - waited)
-    if arrivals is None:
-        return _Row(record.steps, step, computing, data, waited, None, None, None)
-    communication = min(waited, 1000 * arrivals.communication_s)
-    waiting = waited - communication
-    if arrivals.steps < FEWEST_STEPS:
-        return _Row(record.steps, step, computing, data, waiting, communication, None, None)
-    share, by_s, _ = arrivals.last[rank]
-    return _Row(record.steps, step, computing, data, waiting, communication, share, 1000 * by_s)
+    return (record.steps, step, computing, data, waiting, communication, share, by)
 
 
 def _middle(rows: Iterable[_Row]) -> _Row:
     columns = ([each for each in column if each is not None] for column in zip(*rows, strict=True))
-    return _Row(*(median(column) if column else None for column in columns))  # type: ignore[arg-type]
+    return tuple(median(column) if column else None for column in columns)
 
 
 def _cells(row: _Row) -> tuple[str, ...]:
-    steps, *times, last_in, by = row
-    share = "-" if last_in is None else f"{100 * last_in:.0f} %"
-    return (f"{steps:.0f}", *map(_cell, times), share, _cell(by) if last_in else "-")
-
-
-def _cell(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms:.1f}"
+    steps, *times, share, by = row
+    texts = ["-" if ms is None else f"{ms:.1f}" for ms in (*times, by if share else None)]
+    return (
+        f"{steps:.0f}",
+        *texts[:-1],
+        "-" if share is None else f"{100 * share:.0f} %",
+        texts[-1],
+    )
 
 
 def _ms(seconds: float) -> str:
@@ -447,6 +431,6 @@ def _ms(seconds: float) -> str:
     return f"{ms:.{0 if ms >= 10 else 1}f} ms"
 
 
-def _from_to(numbers: Sequence[float], form: str, unit: str = "") -> str:
-    texts = [f"{number:{form}}{unit}" for number in (min(numbers), max(numbers))]
+def _from_to(numbers: Sequence[float], form: str) -> str:
+    texts = [f"{number:{form}}" for number in (min(numbers), max(numbers))]
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)

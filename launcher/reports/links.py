@@ -86,19 +86,15 @@ def pairs_of(records: Mapping[int, Record], host_of: HostOf) -> list[Pair]:
     }
     places = _places(records, host_of)
     found: dict[tuple[str, str], Pair] = {}
-
-    def pair(sender: str, receiver: str) -> Pair:
-        return found.get((sender, receiver), Pair(sender, receiver))
-
     for number, record in records.items():
         sender = host_of(number)
         for rank, count in record.sent:
             if (receiver := hosts.get(rank, sender)) != sender:
-                old = pair(sender, receiver)
+                old = found.get((sender, receiver), Pair(sender, receiver))
                 found[sender, receiver] = old._replace(bytes=old.bytes + count)
         for each in record.connections:
             if (receiver := places.get(each.peer, sender)) != sender:
-                old = pair(sender, receiver)
+                old = found.get((sender, receiver), Pair(sender, receiver))
                 found[sender, receiver] = old._replace(
                     tcp_bytes=old.tcp_bytes + each.bytes,
                     busy_s=max(old.busy_s, each.busy),
@@ -159,17 +155,15 @@ def verdicts(
     records: Mapping[int, Record], found: Sequence[Arrivals] | None, host_of: HostOf
 ) -> list[str]:
     """In words; nothing if no link is slow. found: what `late.compare` finds in the records."""
-    pairs = pairs_of(records, host_of)
     if not takes_time(records, found):
         return []
-    slow = slow_link(pairs, throttled_hosts(records, host_of))
-    if slow is not None:
+    pairs = pairs_of(records, host_of)
+    if slow := slow_link(pairs, throttled_hosts(records, host_of)):
         return [_words(slow)]
-    rates = {pair: rate for pair in pairs if (rate := pair.gbit_per_s) is not None}
+    rates = [rate for pair in pairs if (rate := pair.gbit_per_s) is not None]
     names = sorted({host_of(number) for number in records})
     if len(names) == 2 and rates:  # with which there is nothing to compare
-        least = _gbit(min(rates.values()))
-        return [f"the link between {' and '.join(names)} gives at least {least} Gbit/s"]
+        return [f"the link between {' and '.join(names)} gives at least {_gbit(min(rates))} Gbit/s"]
     return []
 
 

@@ -66,38 +66,24 @@ def read_look(data: bytes) -> Look | None:
     may have been chosen to deceive a terminal."""
     try:
         given = json.loads(data)
-        rows = [
-            Process(
-                int(pid),
-                int(parent),
-                str(state)[:1],
-                float(cpu_s),
-                _printable(command),
-                bool(has_mpi),
-                _printable(waits),
-            )
-            for pid, parent, state, cpu_s, command, has_mpi, waits in given["processes"]
-        ]
+        rows = []
+        for pid, parent, state, cpu_s, command, has_mpi, waits in given["processes"]:
+            words = _printable(command), bool(has_mpi), _printable(waits)
+            rows.append(Process(int(pid), int(parent), str(state)[:1], float(cpu_s), *words))
         frames = None
         if "frames" in given:
             frames = tuple(
                 Frame(_printable(file), int(line), _printable(function), _printable(library))
                 for file, line, function, library in given["frames"]
             )
-        no_frames = _printable(given.get("no_frames", ""))
         stopped_s = given.get("stopped_s")
+        stopped_s = None if stopped_s is None else float(stopped_s)
         quotas = {
             _printable(folder): (int(periods), int(used_up))
             for folder, (periods, used_up) in given.get("quotas", {}).items()
         }
-        return Look(
-            float(given["at"]),
-            tuple(rows),
-            frames,
-            no_frames,
-            None if stopped_s is None else float(stopped_s),
-            quotas,
-        )
+        no_frames = _printable(given.get("no_frames", ""))
+        return Look(float(given["at"]), tuple(rows), frames, no_frames, stopped_s, quotas)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

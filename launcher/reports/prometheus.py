@@ -25,23 +25,13 @@ class _Counter(NamedTuple):
 
 _STEPS = _Counter("steps", "steps of the rank's DistributedOptimizer", lambda each: each.steps)
 _COUNTERS = (
-    _Counter(
-        "step_seconds", "time of the rank's steps, without the first", lambda each: each.seconds
-    ),
-    _Counter("computing_seconds", "the part of it that is neither data nor waited", computing_s),
-    _Counter(
-        "data_seconds", "the part of it spent waiting for a DataLoader", lambda each: each.data
-    ),
-    _Counter(
-        "waited_seconds", "the part of it spent waiting for hvdlite", lambda each: each.waited
-    ),
+    _Counter("step_seconds", "time of the steps, without the first", lambda each: each.seconds),
+    _Counter("computing_seconds", "the part that is neither data nor waited", computing_s),
+    _Counter("data_seconds", "the part spent waiting for a DataLoader", lambda each: each.data),
+    _Counter("waited_seconds", "the part spent waiting for hvdlite", lambda each: each.waited),
     _Counter("cpu_seconds", "CPU time of the process in it", lambda each: each.cpu),
-    _Counter("cpu_periods", "periods of the cgroup's CPU quota in it", lambda each: each.periods),
-    _Counter(
-        "cpu_throttled_periods",
-        "those of them in which the quota was used up",
-        lambda each: each.stopped,
-    ),
+    _Counter("cpu_periods", "periods of the cgroup's CPU quota", lambda each: each.periods),
+    _Counter("cpu_throttled_periods", "those in which it was used up", lambda each: each.stopped),
 )
 
 
@@ -70,11 +60,13 @@ def text_of(
     lines += _family("hvdlite_silent_seconds", "gauge", words, silent)
     lines += _links(timed, host_of, labels)
     if silent_s is None:
-        lines += [*_arrivals(timed, ranks), *_rates(timed, host_of, labels)]
+        lines += _recent(timed, ranks, host_of, labels)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _arrivals(timed: Mapping[int, Record], ranks: Mapping[int, Labels]) -> list[str]:
+def _recent(
+    timed: Mapping[int, Record], ranks: Mapping[int, Labels], host_of: HostOf, labels: Labels
+) -> list[str]:
     """In the last minute, of a job that has run for longer."""
     latest = {rank: record.recent or record for rank, record in timed.items()}
     last: list[tuple[Labels, float]] = []
@@ -84,9 +76,15 @@ def _arrivals(timed: Mapping[int, Record], ranks: Mapping[int, Labels]) -> list[
         if found.late:
             cause = {"cause": found.late.cause}
             late += [({**ranks[rank], **cause}, found.late.by_s) for rank in found.late.ranks]
+    rates = [
+        ({**labels, "from": pair.sender, "to": pair.receiver}, rate)
+        for pair in links.pairs_of(latest, host_of)
+        if (rate := pair.gbit_per_s) is not None
+    ]
     return [
         *_family("hvdlite_last_ratio", "gauge", "part of steps in which the rank is last", last),
         *_family("hvdlite_late_seconds", "gauge", "by which it is steadily late, if it is", late),
+        *_family("hvdlite_link_gbit_per_second", "gauge", "rate while under way", rates),
     ]
 
 
@@ -103,17 +101,6 @@ def _links(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list
         *_family("hvdlite_tcp_bytes_total", "counter", "bytes over TCP, from host to host", tcp),
         *_family("hvdlite_tcp_busy_seconds_total", "counter", "time these were under way", busy),
     ]
-
-
-def _rates(timed: Mapping[int, Record], host_of: HostOf, labels: Labels) -> list[str]:
-    """In the last minute, of a job that has run for longer."""
-    latest = {rank: record.recent or record for rank, record in timed.items()}
-    rates = [
-        ({**labels, "from": pair.sender, "to": pair.receiver}, rate)
-        for pair in links.pairs_of(latest, host_of)
-        if (rate := pair.gbit_per_s) is not None
-    ]
-    return _family("hvdlite_link_gbit_per_second", "gauge", "rate while under way", rates)
 
 
 def _family(name: str, kind: str, words: str, values: Iterable[tuple[Labels, float]]) -> list[str]:

@@ -6,19 +6,12 @@ network is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+
+from hvdrun.reports.failure_report import names
 
 # For so long a line waits for more hosts.
 COLLECT_S = 1.0
-NAMED = 3  # hosts in a line; of more, only their number is shown
-
-
-def names(hosts: Sequence[str]) -> str:
-    """'b', 'b and c', 'b, c, d and 5 other hosts'."""
-    named = list(hosts) if len(hosts) <= NAMED + 1 else list(hosts[:NAMED])
-    if len(named) < len(hosts):
-        named.append(f"{len(hosts) - NAMED} other hosts")
-    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
 
 
 class QuietHosts:

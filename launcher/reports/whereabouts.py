@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hvdrun.errors import MpirunFailed, StartTimeout
-from hvdrun.output.folding import spans
-from hvdrun.reports.failure_report import duration
+from hvdrun.errors import LaunchError
+from hvdrun.reports.failure_report import duration, error, named
 from hvdrun.reports.looks import Frame, Look, activity
 
 PYTHON = "Python"
@@ -25,10 +24,6 @@ NOT_STARTED = "not started"
 FAILED = "its hvd.init() has raised an error"
 
 SHUTDOWN_VARIABLE = "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS"
-ADVICE = (
-    "every rank must call hvd.init(): call it before any `sys.exit()`, `return` or `if` that only"
-    " some of the ranks take"
-)
 
 
 class Seen(NamedTuple):
@@ -84,10 +79,6 @@ def _numbers(text: str, below: int) -> Iterator[int]:
 # ---- a wait in hvd.init() or MPI_Init
 
 
-def named(ranks: Collection[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {spans(sorted(ranks))}"
-
-
 def in_init(
     where: str,
     waits: Collection[int],
@@ -112,31 +103,21 @@ def gathered(where: str, after_s: float, has_ended: bool) -> str:
 
 
 def not_in_init(
-    where: str, waits: Collection[int], hosts: Mapping[int, str], shutdown_s: float
-) -> StartTimeout:
+    where: str, waits: Collection[int], hosts: Mapping[int, str], limit_s: float
+) -> LaunchError:
     """hosts: of the missing ranks. waits: empty if they are in it."""
     by_host = groupby(hosts, hosts.__getitem__)
-    who = " and ".join(f"{named(list(ranks))} on {host}" for host, ranks in by_host)
-    limit = f"{shutdown_s:g} s ({SHUTDOWN_VARIABLE})"
+    facts = {
+        "missing": " and ".join(f"{named(list(ranks))} on {host}" for host, ranks in by_host),
+        "where": where,
+        "limit_s": limit_s,
+        "variable": SHUTDOWN_VARIABLE,
+    }
+    rank, host = next(iter(hosts.items())) if len(hosts) == 1 else (None, None)
     if not waits:
-        return StartTimeout(
-            f"all ranks have called {where}, but it has not ended on {who} after {limit}; see"
-            " that the hosts reach each other (hvdrun --check)"
-        )
-    return StartTimeout(
-        f"{who} {_have(hosts)} not called {where}, where {named(waits)} {_have(waits)} waited"
-        f" for {limit}; {ADVICE}; or give a longer time if a rank prepares something before"
-    )
-
-
-def left_before_init(
-    rank: int, host: str, after_s: float, where: str, waits: Collection[int]
-) -> MpirunFailed:
-    """A rank ended with 0 before it called init, where others wait."""
-    return MpirunFailed(
-        f"rank {rank} on {host} ended with exit code 0 after {duration(after_s)} and had not called"
-        f" {where}, where {named(waits)} waited for it; {ADVICE}"
-    )
+        return error("init does not end", rank, host, **facts)
+    wait = f"{named(waits)} {_have(waits)} waited"
+    return error("not in init", rank, host, have=_have(hosts), wait=wait, **facts)
 
 
 def _have(ranks: Collection[int]) -> str:

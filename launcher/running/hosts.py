@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from hvdrun.agent.frames import LOOK, RELEASE, SIGNAL, VARIABLES, WITH_STACK, WITH_STACK_AND_BOX
+from hvdrun.agent.frames import LOOK, RELEASE, SIGNAL, WITH_STACK, WITH_STACK_AND_BOX
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.peers import listen
 from hvdrun.job.course import Event
 from hvdrun.job.events import HostConnected
-from hvdrun.machine.environment import pack, pack_host_variables
+from hvdrun.machine.environment import for_connections, pack, pack_host_variables
 from hvdrun.plan.command import Command
-from hvdrun.running.host_link import HostLink
 from hvdrun.running.sources import Stdin
+
+if TYPE_CHECKING:  # they are loaded for the first other host
+    from hvdrun.agent.host_connection import HostConnection
+    from hvdrun.running.host_link import HostLink
 
 
 class Deliver(Protocol):
@@ -26,7 +30,8 @@ class Deliver(Protocol):
 
 
 class Hosts:
-    """`secret`: the job's name, by which keepers find hvdrun. `tell` gets events."""
+    """`secret`: the job's name, by which keepers find hvdrun. `kept`: preflight's connections, by
+    host. `tell` gets events."""
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class Hosts:
         host_timeout_s: float,
         selector: selectors.BaseSelector,
         stdin: Stdin,
+        kept: dict[str, HostConnection],
         deliver: Deliver,
         tell: Callable[[Event], None],
     ) -> None:
@@ -43,6 +49,7 @@ class Hosts:
         self.host_timeout_s = host_timeout_s
         self.selector = selector
         self.stdin = stdin
+        self.kept = kept
         self.deliver = deliver
         self.tell = tell
         self.variables = None if command.sent is None else pack(command.sent)
@@ -60,15 +67,21 @@ class Hosts:
             variables=self.variables,
         )
 
-    def connect(self, sock: socket.socket, host: str, stderr: int) -> None:
-        """This socket is to become the connection to another host."""
+    def connect(self, asker: socket.socket, wish: list[bytes]) -> None:
+        """The role ssh wants MPI's daemon on a host."""
+
+        # Not with options of the user's for ssh.
+        kept = None if wish[1] else self.kept.pop(os.fsdecode(wish[0]), None)
+        if kept is not None:
+            kept.read_all()  # whether it has ended
         link = HostLink(
-            host,
-            sock,
-            stderr,
+            asker,
+            wish,
+            None if kept is None or kept.closed else kept,
+            for_connections(self.command.environment),
             self.secret,
             self.selector,
-            partial(self.deliver, host=host),
+            partial(self.deliver, host=wish[0].decode(errors="replace")),
             self.tell,
             self.stdin.wanted_by,
             self._closed,
@@ -76,9 +89,9 @@ class Hosts:
             self.command.num_proc,
             self.variables,
         )
-        link.send(VARIABLES, pack(self.command.environment))  # for the role ssh, not the host
         self.links.add(link)
-        self.tell(HostConnected(host))
+        self.tell(HostConnected(link.host))
+        link.begin()
 
     def _closed(self, link: HostLink) -> None:
         self.links.discard(link)
@@ -135,5 +148,7 @@ class Hosts:
     def close(self) -> None:
         for link in list(self.links):
             link.close()
+        while self.kept:  # which mpirun has not wanted
+            self.kept.popitem()[1].kill()
         self.local_ranks.kill()
         self.local_ranks.listener.close()

@@ -13,26 +13,28 @@ from hvdrun.job import verdict
 from hvdrun.job.course import Course
 from hvdrun.output.screen import Screen
 from hvdrun.plan.schedulers.scheduler import Requeue
+from hvdrun.reports.report_file import ReportFile
 
 SCHEDULER_S = 30.0  # for its answer
 # After a signal, hvdrun takes at most this long to write its remaining output.
 LAST_WORDS_S = 2.0
 
 
-def show(course: Course, screen: Screen) -> int:
+def show(course: Course, screen: Screen, report: ReportFile) -> int:
     """Returns the exit code. Raises LaunchError if no rank is the cause."""
     output = screen.output
     found = verdict.reach(course, time.monotonic(), time.time(), output.tails)
     with contextlib.suppress(BrokenPipeError):
         output.finish(found.culprit)
-    lines = found.lines
-    if found.culprit is not None and output.recent.end_with(found.culprit, found.words):
-        lines = found.brief
-    output.report(found.lines, shown=lines)
+    lines, rank = found.lines(), found.culprit
+    is_shown = rank is not None and output.recent.end_with(rank, found.words)
+    output.report(lines, shown=found.lines(repeat=not is_shown))
     if found.exit_code and (kept := keep_operations(course, screen)):
         output.say(kept)
-    if course.measured.records and (lost := screen.keep_metrics(course.measured.figures())):
+    figures = course.measured.figures() if course.measured.records else ""
+    if figures and (files := screen.files) and (lost := files.keep_metrics(figures)):
         output.say(lost)
+    report.verdict, report.figures = found, figures
     if found.requeues and course.requeue is not None:
         output.say(requeue(course.requeue))
     if found.error is not None:
@@ -43,10 +45,10 @@ def show(course: Course, screen: Screen) -> int:
 def keep_operations(course: Course, screen: Screen) -> str:
     """The line about it, or "". After Ctrl-C or a signal like it hvdrun ends at once, and which
     operation came last is what the signal happened to find."""
-    is_wanted = screen.keeps_files and course.signal is None
-    if not is_wanted or not (operations := course.recorded.rows()):
+    files = screen.files
+    if files is None or course.signal or not (operations := course.recorded.rows()):
         return ""
-    return screen.keep_operations(operations, course.recorded.summary())
+    return files.keep_operations(operations, course.recorded.summary())
 
 
 def finish_output(screen: Screen, was_ended: bool, is_interrupted: Callable[[], bool]) -> None:
@@ -57,7 +59,7 @@ def finish_output(screen: Screen, was_ended: bool, is_interrupted: Callable[[], 
     while not writer.drain(min(until, time.monotonic() + 0.1)):
         if time.monotonic() > until or is_interrupted():
             return
-    if lost := screen.lost():
+    if (files := screen.files) and (lost := files.lost()):
         screen.output.say(lost)
         writer.drain(time.monotonic() + LAST_WORDS_S)
 

@@ -9,9 +9,12 @@ import selectors
 import struct
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hvdrun.agent.frames import CHUNK, STDIN
-from hvdrun.running.host_link import HostLink
+
+if TYPE_CHECKING:  # it is loaded for the first other host
+    from hvdrun.running.host_link import HostLink
 
 _SIGNAL = struct.Struct("ii")  # its number, and its node
 _AT_ONCE = 1024

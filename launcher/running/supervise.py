@@ -42,7 +42,8 @@ from hvdrun.running.askers import FIGURES, METRICS, STACKS, Askers
 from hvdrun.running.hosts import Hosts
 from hvdrun.running.sources import NodeSignals, Source, Stdin
 
-if TYPE_CHECKING:  # it loads rich, which only --monitor needs
+if TYPE_CHECKING:  # they are loaded for the first other host, and for --monitor, which needs rich
+    from hvdrun.agent.host_connection import HostConnection
     from hvdrun.monitor.monitor import Monitor
 
 ATTEMPTS = 3
@@ -57,8 +58,15 @@ def supervise(
     screen: Screen,
     supervision: Supervision,
     node_signals: NodeSignals | None = None,
+    kept: dict[str, HostConnection] | None = None,
 ) -> int:
-    """Runs the job and returns its exit code. Raises LaunchError if hvdrun itself failed."""
+    """Runs the job and returns its exit code. kept: connections to hosts, for the first attempt.
+
+    Raises LaunchError if hvdrun itself failed.
+    """
+    kept = kept or {}
+    for host in kept.keys() - {share.host.name for share in command.shares}:
+        kept.pop(host).kill()
     with _hosts_file(command):
         set_subreaper()
         if node_signals is not None:
@@ -69,7 +77,8 @@ def supervise(
         attempt = 1
         while True:
             is_last = attempt == ATTEMPTS
-            job = Supervisor(command, screen, supervision, waker, is_last, node_signals)
+            supervision.report.attempts = attempt
+            job = Supervisor(command, screen, supervision, waker, is_last, node_signals, kept)
             try:
                 return job.run()
             except StartedBadly:
@@ -117,22 +126,27 @@ class Supervisor:
         waker: frames.Waker,
         is_last: bool,
         node_signals: NodeSignals | None,
+        kept: dict[str, HostConnection],
     ) -> None:
+        """kept: preflight's connections, by host."""
         self.course = Course(command, time.monotonic(), supervision)
         self.command = command
         self.screen = screen
         self.waker = waker
         self.is_last = is_last
+        self.report = supervision.report
         self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
         self.results = os.environ.get(notes.RESULTS_FILE, "")
         self.request, self.cwd = supervision.request, supervision.cwd
+        self.report = supervision.report
         self.metrics_file: MetricsFile | None = None
         if self.request.metrics_file:
             self.metrics_file = MetricsFile(self.request.metrics_file, self._metrics)
         self.monitor: Monitor | None = None
         self.mpirun: subprocess.Popen[bytes] | None = None
+        self.kept = kept
         self.pauses = Pauses(clock())
 
     # ------------------------------------------------------------ the loop
@@ -155,7 +169,7 @@ class Supervisor:
             raise StartedBadly
         was_ended = self.course.signal is not None
         try:
-            code = result.show(self.course, self.screen)
+            code = result.show(self.course, self.screen, self.report)
         finally:
             if self.metrics_file is not None:
                 self.metrics_file.end()
@@ -180,6 +194,7 @@ class Supervisor:
             self.request.host_timeout_s,
             self.selector,
             Stdin(self.selector, is_taken=takes_keys),
+            self.kept,
             self._deliver,
             self._tell,
         )

@@ -15,7 +15,7 @@ import hvdlite as hvd
 from hvdlite.distributed import HvdliteProcessGroup
 from hvdlite.errors import LaunchError
 from hvdlite.world import world
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from tests.distributed.default_group import begin, in_a_group, rank_and_size
 
 pytestmark = [pytest.mark.ranks(2, 3)]

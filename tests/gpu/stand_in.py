@@ -20,8 +20,8 @@ import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.gpu.backend import Backend
 from hvdlite.gpu.devices import Mark, Track
-from hvdlite.gpu.lane import Lane
 from hvdlite.gpu.launches import Launch, Launches
+from hvdlite.gpu.queue import GpuQueue
 from hvdlite.gpu.setup import connect
 from hvdlite.gpu.transfer import Transfer
 from hvdlite.ops import DTYPES
@@ -208,7 +208,7 @@ class LateDevices(HostDevices):
         return super().host_buffer(num_bytes).fill_(255)
 
 
-# By which way a lane's tensors go.
+# By which way a queue's tensors go.
 ROUTES: dict[str, Callable[..., Any] | None] = {
     "group": functools.partial(connect, choice="nccl"),
     "auto": functools.partial(connect, choice="auto"),
@@ -216,23 +216,23 @@ ROUTES: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def new_lane(route: str = "group", devices: HostDevices | None = None) -> Lane:
-    """The lane of a new world, which takes tensors in host memory. Every rank calls it."""
+def new_queue(route: str = "group", devices: HostDevices | None = None) -> GpuQueue:
+    """The queue of a new world, which takes tensors in host memory. Every rank calls it."""
     hvd.shutdown()
     hvd.init()
-    return lane_for(hvd.global_process_set, route, devices)
+    return queue_for(hvd.global_process_set, route, devices)
 
 
-def lane_for(
+def queue_for(
     process_set: ProcessSet, route: str = "group", devices: HostDevices | None = None
-) -> Lane:
-    """The same for a process set, which must not have a lane yet. Its members call it."""
+) -> GpuQueue:
+    """The same for a process set, which must not have a queue yet. Its members call it."""
     team = process_set.team
     assert team is not None
-    assert team.lane is None
+    assert team.gpu_queue is None
     assert world.is_initialized()
-    team.lane = Lane(team, devices or HostDevices(), ROUTES[route])
-    return team.lane
+    team.gpu_queue = GpuQueue(team, devices or HostDevices(), ROUTES[route])
+    return team.gpu_queue
 
 
 def request(
@@ -248,10 +248,10 @@ def request(
 
 
 def allreduce(
-    lane: Lane, name: str, tensor: torch.Tensor, op: str = "Sum", **rest: Any
+    queue: GpuQueue, name: str, tensor: torch.Tensor, op: str = "Sum", **rest: Any
 ) -> Transfer:
-    """Starts an allreduce in the lane."""
-    return lane.start(
+    """Starts an allreduce in the queue."""
+    return queue.start(
         request("allreduce", name, tensor, op, **rest), tensor, torch.empty_like(tensor)
     )
 
@@ -280,15 +280,15 @@ def count_launches() -> list[_core.Posting]:
     return launched
 
 
-def count_starts(lane: Lane) -> list[_core.Posting]:
-    """A list to which the requests are added that the lane gets from now on."""
+def count_starts(queue: GpuQueue) -> list[_core.Posting]:
+    """A list to which the requests are added that the queue gets from now on."""
     starts: list[_core.Posting] = []
-    real = lane.start
+    real = queue.start
 
     def start(request: _core.Posting, *rest: Any, **more: Any) -> Transfer:
         if not request.name.endswith(".communicator"):
             starts.append(request)
         return real(request, *rest, **more)
 
-    vars(lane)["start"] = start
+    vars(queue)["start"] = start
     return starts

@@ -8,9 +8,9 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.collectives import devices
-from tests.gpu.stand_in import lane_for, new_lane
+from tests.gpu.stand_in import new_queue, queue_for
 
-ROUTES = ("group", "staged", "no lane")
+ROUTES = ("group", "staged", "no queue")
 
 
 class Elsewhere(torch.Tensor):
@@ -25,13 +25,13 @@ def elsewhere(tensor):
 
 @contextlib.contextmanager
 def a_world_of_devices(route):
-    """Tensors that are Elsewhere go by a lane that takes them; or by none, as an unknown device."""
-    if route == "no lane":
+    """Tensors that are Elsewhere go by a queue that takes them, or by none."""
+    if route == "no queue":
         hvd.shutdown()
         hvd.init()
     else:
-        new_lane(route)
-    with mock.patch.object(devices, "goes_by_gpu", return_value=route != "no lane") as takes:
+        new_queue(route)
+    with mock.patch.object(devices, "goes_by_gpu", return_value=route != "no queue") as takes:
         yield takes
 
 
@@ -126,7 +126,7 @@ def in_a_set():
     with a_world_of_devices("group"):
         process_set = hvd.add_process_set(range(1, hvd.size()))
         if process_set.included():
-            lane_for(process_set)
+            queue_for(process_set)
             x = elsewhere(torch.full((3,), float(hvd.rank())))
             total = torch.full((3,), float(sum(range(hvd.size()))))
             same(hvd.allreduce(x, op=hvd.Sum, process_set=process_set), total)
@@ -136,5 +136,5 @@ def in_a_set():
 
 @pytest.mark.ranks(3)
 @pytest.mark.mpis("openmpi")
-def test_sets_have_lanes_of_their_own(world):
+def test_sets_have_gpu_queues_of_their_own(world):
     world.run(in_a_set)

@@ -1,4 +1,4 @@
-"""How transfers end that go wrong, and how lanes end."""
+"""How transfers end that go wrong, and how queues end."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.gpu.stand_in import HostDevices, allreduce, lane_for, new_lane, request, result_of
+from tests.gpu.stand_in import HostDevices, allreduce, new_queue, queue_for, request, result_of
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
 from tests.harness.worlds import MPIS, mpiexec_command, python_of
@@ -45,18 +45,18 @@ class Raising:
 
 def fail_to_launch(ranks):
     """The third transfer fails to launch on these ranks."""
-    lane = new_lane("group", Faulty(3, ranks))
+    queue = new_queue("group", Faulty(3, ranks))
     names = ("good", "also good", "bad", "behind it")
-    transfers = [allreduce(lane, name, torch.ones(3)) for name in names]
+    transfers = [allreduce(queue, name, torch.ones(3)) for name in names]
     texts = [transfer.wait() for transfer in transfers]
-    texts.append(allreduce(lane, "later", torch.ones(3)).wait())
+    texts.append(allreduce(queue, "later", torch.ones(3)).wait())
     # The engine itself is as before.
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
     return texts
 
 
 @several
-def test_a_launch_that_fails_names_the_operation_and_the_rank_and_breaks_the_lane(world):
+def test_a_launch_that_fails_names_the_operation_and_the_rank_and_breaks_the_queue(world):
     for rank, texts in enumerate(world.run(fail_to_launch, list(range(world.size)))):
         cause = f"allreduce 'bad': failed on rank {rank}: RuntimeError: out of paper"
         assert texts == [
@@ -64,8 +64,8 @@ def test_a_launch_that_fails_names_the_operation_and_the_rank_and_breaks_the_lan
             None,
             cause,
             *(
-                f"allreduce '{name}': the GPU lane of rank {rank} is broken by an earlier failure: "
-                f"{cause}"
+                f"allreduce '{name}': the GPU queue of rank {rank} is broken by an earlier "
+                f"failure: {cause}"
                 for name in ("behind it", "later")
             ),
         ]
@@ -87,19 +87,19 @@ class Unusable(HostDevices):
         raise KeyError("device")
 
 
-def meet_a_fault_of_the_lane():
-    lane = new_lane("group", Unusable())
-    texts = [allreduce(lane, name, torch.ones(3)).wait() for name in ("first", "second")]
+def meet_a_fault_of_the_queue():
+    queue = new_queue("group", Unusable())
+    texts = [allreduce(queue, name, torch.ones(3)).wait() for name in ("first", "second")]
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
     return texts
 
 
 @several
-def test_a_fault_of_the_lane_itself_ends_what_is_in_it(world):
-    for rank, texts in enumerate(world.run(meet_a_fault_of_the_lane)):
+def test_a_fault_of_the_gpu_queue_itself_ends_what_is_in_it(world):
+    for rank, texts in enumerate(world.run(meet_a_fault_of_the_queue)):
         for name, text in zip(("first", "second"), texts, strict=True):
-            lane = f"the GPU lane of rank {rank}"
-            assert text == f"allreduce '{name}': {lane} has failed: KeyError: 'device'"
+            queue = f"the GPU queue of rank {rank}"
+            assert text == f"allreduce '{name}': {queue} has failed: KeyError: 'device'"
 
 
 class Cramped(HostDevices):
@@ -112,9 +112,9 @@ class Cramped(HostDevices):
 
 
 def stage_too_much():
-    lane = new_lane("staged", Cramped())
-    texts = [allreduce(lane, name, torch.ones(n)).wait() for name, n in (("a", 3), ("b", 3000))]
-    assert result_of(allreduce(lane, "c", torch.ones(3))).tolist() == [hvd.size()] * 3
+    queue = new_queue("staged", Cramped())
+    texts = [allreduce(queue, name, torch.ones(n)).wait() for name, n in (("a", 3), ("b", 3000))]
+    assert result_of(allreduce(queue, "c", torch.ones(3))).tolist() == [hvd.size()] * 3
     return texts
 
 
@@ -128,12 +128,12 @@ def test_what_fails_while_it_is_staged_fails_alone(world):
 
 
 def leave_something_pending(route):
-    lane = new_lane(route)
+    queue = new_queue(route)
     threads = threading.active_count()
-    assert result_of(allreduce(lane, "before", torch.ones(3))).tolist() == [hvd.size()] * 3
+    assert result_of(allreduce(queue, "before", torch.ones(3))).tolist() == [hvd.size()] * 3
     assert threading.active_count() >= threads
     if hvd.rank() == 0:
-        transfer = allreduce(lane, "never", torch.ones(3))
+        transfer = allreduce(queue, "never", torch.ones(3))
         waiting = threading.Thread(target=transfer.wait)
         waiting.start()
         hvd.shutdown()
@@ -144,11 +144,11 @@ def leave_something_pending(route):
             hvd.allreduce(torch.ones(1))
     else:
         # An operation that needs a rank that leaves fails, whether the rank leaves before or after.
-        text = allreduce(lane, "needs rank 0", torch.ones(3)).wait()
+        text = allreduce(queue, "needs rank 0", torch.ones(3)).wait()
         hvd.shutdown()
-    assert not any(thread.name == "hvdlite-lane" for thread in threading.enumerate())
-    lane = new_lane(route)
-    assert result_of(allreduce(lane, "again", torch.ones(3))).tolist() == [hvd.size()] * 3
+    assert not any(thread.name == "hvdlite-gpu-queue" for thread in threading.enumerate())
+    queue = new_queue(route)
+    assert result_of(allreduce(queue, "again", torch.ones(3))).tolist() == [hvd.size()] * 3
     return text
 
 
@@ -167,15 +167,15 @@ def leave_at_any_time(route, seed):
     done = []
     chance = random.Random(seed + 100 * hvd.rank() if hvd.is_initialized() else seed)
     for _ in range(3):
-        lane = new_lane(route)
+        queue = new_queue(route)
         tensors = [torch.full((n,), float(hvd.rank())) for n in (3, 30_000, 5)]
         transfers = [
-            lane.start(request("allreduce", f"t{i}", t, "Sum"), t, torch.empty_like(t))
+            queue.start(request("allreduce", f"t{i}", t, "Sum"), t, torch.empty_like(t))
             for i, t in enumerate(tensors)
         ]
         ones = torch.ones(hvd.size(), dtype=torch.int64)
         rows = torch.full((hvd.size(), 2), float(hvd.rank()))
-        transfers.append(lane.start(request("alltoall", "rows", rows, splits=ones), rows, None))
+        transfers.append(queue.start(request("alltoall", "rows", rows, splits=ones), rows, None))
         for _ in range(chance.randrange(200)):
             transfers[0].poll()
         total = hvd.size() * (hvd.size() - 1) / 2
@@ -196,7 +196,7 @@ def test_what_is_agreed_on_when_ranks_leave_ends_alike_on_all(world, route):
 
 
 def wait_and_be_interrupted(route):
-    lane = new_lane(route)
+    queue = new_queue(route)
 
     class Interrupted(Exception):
         pass
@@ -206,7 +206,7 @@ def wait_and_be_interrupted(route):
 
     if hvd.rank() == 0:
         former = signal.signal(signal.SIGUSR2, interrupt)
-        transfer = allreduce(lane, "x", torch.ones(3))
+        transfer = allreduce(queue, "x", torch.ones(3))
         main = threading.main_thread().ident
         seen = threading.Event()
 
@@ -229,7 +229,7 @@ def wait_and_be_interrupted(route):
             signal.signal(signal.SIGUSR2, former)
     hvd.barrier()
     if hvd.rank() != 0:
-        transfer = allreduce(lane, "x", torch.ones(3))
+        transfer = allreduce(queue, "x", torch.ones(3))
     while not transfer.poll():  # it goes on by itself
         pass
     assert result_of(transfer).tolist() == [hvd.size()] * 3
@@ -242,13 +242,13 @@ def test_a_wait_can_be_interrupted_and_the_transfer_goes_on(world, route):
 
 
 def use_it_in_a_forked_child():
-    lane = new_lane("group")
-    assert result_of(allreduce(lane, "x", torch.ones(3))).tolist() == [hvd.size()] * 3
+    queue = new_queue("group")
+    assert result_of(allreduce(queue, "x", torch.ones(3))).tolist() == [hvd.size()] * 3
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
-            allreduce(lane, "y", torch.ones(3))
+            allreduce(queue, "y", torch.ones(3))
             os.write(write, b"no error")
         except BaseException as error:
             os.write(write, str(error).encode())
@@ -259,7 +259,7 @@ def use_it_in_a_forked_child():
     os.waitpid(child, 0)
     text = os.read(read, 10000).decode()
     os.close(read)
-    assert result_of(allreduce(lane, "y", torch.ones(3))).tolist() == [hvd.size()] * 3
+    assert result_of(allreduce(queue, "y", torch.ones(3))).tolist() == [hvd.size()] * 3
     return text
 
 
@@ -270,13 +270,13 @@ def test_in_a_forked_child_it_refuses(world):
 
 
 def remove_a_set_with_something_pending():
-    new_lane("group")
+    new_queue("group")
     rank = hvd.rank()
     pair = hvd.add_process_set([0, 1])
     text = None
     if pair.included():
-        lane = lane_for(pair, "group")
-        transfer = allreduce(lane, "pending", torch.ones(3)) if rank == 0 else None
+        queue = queue_for(pair, "group")
+        transfer = allreduce(queue, "pending", torch.ones(3)) if rank == 0 else None
     hvd.remove_process_set(pair)
     if rank == 0:
         text = transfer.wait()
@@ -295,9 +295,9 @@ def test_what_is_pending_in_a_process_set_that_is_removed_fails(world):
 
 PRELUDE = """
 import sys, torch, hvdlite as hvd
-from tests.gpu.stand_in import new_lane, allreduce, result_of
-lane = new_lane("group")
-assert result_of(allreduce(lane, "x", torch.ones(3))).tolist() == [hvd.size()] * 3
+from tests.gpu.stand_in import new_queue, allreduce, result_of
+queue = new_queue("group")
+assert result_of(allreduce(queue, "x", torch.ones(3))).tolist() == [hvd.size()] * 3
 """
 
 
@@ -315,24 +315,24 @@ def run(mpi, code):
         pytest.param("", 0, id="idle", marks=pytest.mark.wide),
         # All members agree on it, and none waits for it.
         pytest.param(
-            "allreduce(lane, 'last', torch.ones(1_000_000))",
+            "allreduce(queue, 'last', torch.ones(1_000_000))",
             0,
             id="under way",
             marks=pytest.mark.wide,
         ),
-        pytest.param("if not hvd.rank(): allreduce(lane, 'p', torch.ones(1))", 0, id="pending"),
+        pytest.param("if not hvd.rank(): allreduce(queue, 'p', torch.ones(1))", 0, id="pending"),
         pytest.param(
-            "if hvd.rank(): allreduce(lane, 'p', torch.ones(1)); sys.exit(3)", 3, id="failing"
+            "if hvd.rank(): allreduce(queue, 'p', torch.ones(1)); sys.exit(3)", 3, id="failing"
         ),
         pytest.param(
-            "if hvd.rank(): allreduce(lane, 'p', torch.ones(1)); raise KeyError('boom')",
+            "if hvd.rank(): allreduce(queue, 'p', torch.ones(1)); raise KeyError('boom')",
             1,
             id="raising",
             marks=pytest.mark.wide,
         ),
     ],
 )
-def test_a_rank_with_a_lane_ends_as_it_should(mpi, code, expected):
+def test_a_rank_with_a_gpu_queue_ends_as_it_should(mpi, code, expected):
     finished = run(mpi, code)
     assert finished.code == expected, finished
     assert "Fatal Python error" not in finished.stderr
@@ -343,8 +343,8 @@ def test_a_rank_with_a_lane_ends_as_it_should(mpi, code, expected):
 def test_a_rank_that_ends_with_a_transfer_pending_is_missed_by_the_others(mpi):
     finished = run(
         mpi,
-        "if hvd.rank(): print('text:', allreduce(lane, 'q', torch.ones(1)).wait())\n"
-        "else: allreduce(lane, 'p', torch.ones(1))",
+        "if hvd.rank(): print('text:', allreduce(queue, 'q', torch.ones(1)).wait())\n"
+        "else: allreduce(queue, 'p', torch.ones(1))",
     )
     assert finished.code == 0, finished
     assert "rank 0 on " in finished.find(r"^text: (.*)$")

@@ -8,7 +8,7 @@ import torch
 
 import hvdlite as hvd
 from tests.gpu.forms import CALLS, ranks_values
-from tests.gpu.stand_in import count_starts, new_lane, on_gpu
+from tests.gpu.stand_in import count_starts, new_queue, on_gpu
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.hosts("2,1")]
 
@@ -23,8 +23,8 @@ def flat(result):
 
 
 def call_all(route):
-    lane = new_lane(route)
-    starts = count_starts(lane)
+    queue = new_queue(route)
+    starts = count_starts(queue)
     problems = []
     for form, call in CALLS.items():
         expected = flat(call(lambda tensor: tensor, f"{form} on the host"))
@@ -32,7 +32,7 @@ def call_all(route):
         got = flat(call(on_gpu, form))
         # The flat buffer of a group is a new tensor, which does not pretend to be on a GPU.
         if len(starts) == before and form not in FLAT:
-            problems.append(f"{form}: not by the lane")
+            problems.append(f"{form}: not by the GPU queue")
         for a, b in zip(got, expected, strict=True):
             if a.dtype != b.dtype or not torch.equal(a, b):
                 problems.append(f"{form}: {a} for {b}")
@@ -63,7 +63,7 @@ DIFFERENTIABLE = {
 
 
 def differentiate(route):
-    new_lane(route)
+    new_queue(route)
     problems = []
     for form, call in DIFFERENTIABLE.items():
         expected = gradient(call, lambda tensor: tensor)
@@ -79,7 +79,7 @@ def test_the_gradients_of_the_differentiable_forms_are_the_same(world, route):
 
 
 def work_in_place():
-    new_lane()
+    new_queue()
     size = hvd.size()
     problems = []
     plain = ranks_values(5)
@@ -128,7 +128,7 @@ def test_in_place_is_the_memory_itself_and_autograd_knows(world):
 
 
 def mix_on_different_ranks():
-    new_lane()
+    new_queue()
     tensor = ranks_values(4)
     if hvd.rank() == 1:
         tensor = on_gpu(tensor)
@@ -153,7 +153,7 @@ def test_tensors_in_other_places_on_other_ranks_are_a_disagreement(world):
 
 def mix_in_one_job():
     """Both kinds in flight, unnamed, in one sequence."""
-    new_lane()
+    new_queue()
     handles = []
     for i in range(12):
         to = on_gpu if i % 3 else lambda tensor: tensor
@@ -172,7 +172,7 @@ def test_tensors_on_the_host_and_on_gpus_go_in_one_job(world):
 def refuse():
     from hvdlite.world.process import gpu_pinning
 
-    new_lane()
+    new_queue()
     gpu_pinning.refusal = "no GPU was chosen"
     try:
         hvd.allreduce(on_gpu(torch.ones(2)))

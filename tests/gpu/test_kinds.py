@@ -1,4 +1,4 @@
-"""A lane's collectives, on the group and staged, give what those in host memory give."""
+"""A queue's collectives, on the group and staged, give what those in host memory give."""
 
 import functools
 
@@ -7,7 +7,7 @@ import torch
 
 import hvdlite as hvd
 from tests.core.oracles import DTYPES, case_of, mismatch, ops_of
-from tests.gpu.stand_in import allreduce, new_lane, request, result_of
+from tests.gpu.stand_in import allreduce, new_queue, request, result_of
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.hosts("2,1")]
 
@@ -15,21 +15,21 @@ routes = pytest.mark.parametrize("route", ["auto", "staged"])
 
 
 @functools.cache
-def lane_by(route):
-    return new_lane(route)
+def queue_by(route):
+    return new_queue(route)
 
 
-def lane(route):
-    """The lane of this route; a new one where the case before had another."""
-    found = lane_by(route)
-    if hvd.global_process_set.team is None or hvd.global_process_set.team.lane is not found:
-        lane_by.cache_clear()
-        found = lane_by(route)
+def queue(route):
+    """The queue of this route; a new one where the case before had another."""
+    found = queue_by(route)
+    if hvd.global_process_set.team is None or hvd.global_process_set.team.gpu_queue is not found:
+        queue_by.cache_clear()
+        found = queue_by(route)
     return found
 
 
 def combine(route, dtype, exact):
-    taken = lane(route)
+    taken = queue(route)
     size, problems = hvd.size(), []
     for op in ops_of(dtype):
         for count in (0, 1, size + 1, 3001):
@@ -56,7 +56,7 @@ def test_allreduce_of_every_dtype_and_op(world, route, dtype):
 
 
 def scale(route):
-    taken = lane(route)
+    taken = queue(route)
     rank, problems = hvd.rank(), []
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64):
         for op in ("Sum", "Average", "Max"):
@@ -84,7 +84,7 @@ def test_scale_factors_give_what_they_give_in_host_memory(world, route):
 
 
 def move(route, dtype):
-    taken = lane(route)
+    taken = queue(route)
     rank, size, problems = hvd.rank(), hvd.size(), []
 
     def check(what, got, expected):
@@ -140,7 +140,7 @@ def test_broadcast_allgather_and_alltoall_move_every_width(world, route, dtype):
 
 
 def scatter(route, dtype):
-    taken = lane(route)
+    taken = queue(route)
     rank, size, problems = hvd.rank(), hvd.size(), []
     for op in ("Sum", "Average"):
         if dtype is torch.bool and op == "Average":
@@ -175,7 +175,7 @@ def test_reducescatter_gives_each_rank_its_rows(world, route, dtype):
 
 
 def combine_by_adasum(route):
-    taken = lane(route)
+    taken = queue(route)
     given = torch.arange(40.0) + 100 * hvd.rank() ** 2
     expected = hvd.allreduce(given, op=hvd.Adasum, name="adasum")
     got = result_of(allreduce(taken, "adasum", given, "Adasum"))
@@ -189,7 +189,7 @@ def test_adasum_goes_through_host_memory_and_takes_its_turn(world, route):
 
 
 def disagree_about_a_group():
-    taken = lane("auto")
+    taken = queue("auto")
     tensor = torch.ones(6)
     layout = (2, 111 if hvd.rank() else 222)
     return allreduce(taken, "group", tensor, group=layout).wait()

@@ -10,7 +10,7 @@ import torch
 import hvdlite as hvd
 from hvdlite.optimizer.buckets.bucket import Bucket
 from hvdlite.optimizer.buckets.gpu_bucket import GpuBucket
-from tests.gpu.stand_in import OnGpu, new_lane, on_gpu
+from tests.gpu.stand_in import OnGpu, new_queue, on_gpu
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.hosts()]
 
@@ -64,7 +64,7 @@ def on_gpu_too(self, elems, dtype, device):
 
 
 def steps(layers, option):
-    lane = new_lane()
+    queue = new_queue()
     GpuBucket.zeros = on_gpu_too
     params = [torch.nn.Parameter(on_gpu(torch.ones(5))) for _ in range(layers)]
     options = {"compression": hvd.Compression.bf16} if option == "bf16" else {}
@@ -74,7 +74,7 @@ def steps(layers, option):
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1), named, **options)
     waits, calls = [], []
     for step in range(5):
-        lane.settle()
+        queue.settle()
         used = params[1:] if option == "unused on a rank" and hvd.rank() == 1 else params
         if option == "weights":
             optimizer.set_weight(3.0 + hvd.rank())

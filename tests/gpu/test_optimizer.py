@@ -1,4 +1,4 @@
-"""DistributedOptimizer on parameters that are on a GPU: its buckets are transfers of the lane."""
+"""DistributedOptimizer on parameters that are on a GPU: its buckets are transfers of the queue."""
 
 import contextlib
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hvdlite as hvd
-from tests.gpu.stand_in import HostDevices, count_launches, count_starts, new_lane, on_gpu
+from tests.gpu.stand_in import HostDevices, count_launches, count_starts, new_queue, on_gpu
 from tests.gpu.test_ends import Raising
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.hosts("2,1")]
@@ -63,12 +63,12 @@ OPTIONS = {
 
 
 def compare(route, option):
-    lane = new_lane(route)
-    starts, launches = count_starts(lane), count_launches()
+    queue = new_queue(route)
+    starts, launches = count_starts(queue), count_launches()
     expected, params = train(lambda tensor: tensor, **OPTIONS[option])
     assert not starts
     # (Then the optimizer's communicator is there.)
-    losses, on_device = train(on_gpu, after_step=lane.settle, **OPTIONS[option])
+    losses, on_device = train(on_gpu, after_step=queue.settle, **OPTIONS[option])
     exact = {} if option != "16 bit" else {"rtol": 0.05, "atol": 0.01}
     problems = []
     if not torch.allclose(torch.tensor(losses), torch.tensor(expected), **exact):
@@ -94,7 +94,7 @@ def test_training_gives_what_it_gives_in_host_memory(world, route, option):
     starts, launches, names = every[0]
     assert every == [(starts, launches, names)] * world.size
     if option != "Adasum":
-        # The first step's go through the lane, which forms the group.
+        # The first step's go through the queue, which forms the group.
         agreed = 1 if route == "group" else 6
         assert (starts, launches) == (agreed * len(names), (6 - agreed) * len(names))
         assert len(names) > 1 or option == "one bucket"
@@ -103,7 +103,7 @@ def test_training_gives_what_it_gives_in_host_memory(world, route, option):
 
 def look_at_the_gradients():
     """Reduced when backward returns, and in the bucket's memory."""
-    new_lane()
+    new_queue()
     model = model_of(on_gpu)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum)
@@ -125,8 +125,8 @@ def test_gradients_are_reduced_when_backward_returns(world):
 
 
 def change_the_world():
-    """A lane ends with its world; the optimizer goes on in the next one."""
-    new_lane()
+    """A queue ends with its world; the optimizer goes on in the next one."""
+    new_queue()
     model = model_of(on_gpu)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
@@ -135,7 +135,7 @@ def change_the_world():
             model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        new_lane()
+        new_queue()
 
 
 def test_an_optimizer_outlives_its_world(world):
@@ -144,8 +144,8 @@ def test_an_optimizer_outlives_its_world(world):
 
 def mix_in_one_model():
     """Some parameters here, some there."""
-    lane = new_lane()
-    starts = count_starts(lane)
+    queue = new_queue()
+    starts = count_starts(queue)
     model = model_of(lambda tensor: tensor)
     last = model[3]
     for name, param in list(last.named_parameters()):
@@ -171,7 +171,7 @@ def test_parameters_here_and_there_in_one_model(world):
 
 
 def one_backward_more(route):
-    new_lane(route)
+    new_queue(route)
     param = torch.nn.Parameter(on_gpu(torch.zeros(3)))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
 
@@ -200,8 +200,8 @@ def test_ranks_that_run_different_numbers_of_backwards_are_told_so(world, route)
 
 def rounds_with_joined_ranks(route):
     """Rank r has r + 4 batches; twice, with all ranks there in between."""
-    lane = new_lane(route)
-    starts, launches = count_starts(lane), count_launches()
+    queue = new_queue(route)
+    starts, launches = count_starts(queue), count_launches()
     param = torch.nn.Parameter(on_gpu(torch.zeros(3)))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param], lr=1.0))
     rank, size = hvd.rank(), hvd.size()
@@ -213,7 +213,7 @@ def rounds_with_joined_ranks(route):
             present = [member for member in range(size) if member + 4 > batch]
             found.append((param.grad[0].item(), sum(m + 1 for m in present) / size))
             optimizer.step()
-            lane.settle()
+            queue.settle()
         assert hvd.join() == size - 1
     assert all(abs(got - expected) < 1e-6 for got, expected in found), found
     return len(starts), len(launches)
@@ -239,14 +239,14 @@ class Raises(torch.autograd.Function):
 
 
 def one_backward_raises(route):
-    lane = new_lane(route)
+    queue = new_queue(route)
     model = model_of(on_gpu)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
     samples = torch.ones(2, 6, dtype=torch.float64)
     caught = []
     for step in range(5):
-        lane.settle()
+        queue.settle()
         before = [torch.Tensor(param.detach()).clone() for param in model.parameters()]
         optimizer.zero_grad()
         hidden = model[1](model[0](samples))
@@ -279,7 +279,7 @@ def test_a_backward_that_raises_gives_up_the_round_on_all_ranks(world, route):
 
 def two_optimizers_in_one_backward():
     """Each rank's backward reaches them in another order."""
-    lane = new_lane()
+    queue = new_queue()
     launches = count_launches()
     first, second = ([torch.nn.Parameter(on_gpu(torch.ones(4))) for _ in range(4)] for _ in "ab")
     optimizers = [
@@ -298,7 +298,7 @@ def two_optimizers_in_one_backward():
         assert grads == [[hvd.size() * (step + 1.0)] * 4] * 8, (step, grads)
         for optimizer in optimizers:
             optimizer.step()
-        lane.settle()
+        queue.settle()
     for optimizer in optimizers:  # alone, each launches at once
         optimizer.zero_grad()
     before = len(launches)
@@ -325,7 +325,7 @@ class FailsLater(HostDevices):
 
 
 def one_launch_fails():
-    lane = new_lane("group", FailsLater())
+    queue = new_queue("group", FailsLater())
     params = [torch.nn.Parameter(on_gpu(torch.ones(4))) for _ in range(4)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.0), op=hvd.Sum)
     errors = []
@@ -336,7 +336,7 @@ def one_launch_fails():
         except hvd.HorovodInternalError as error:
             errors.append(str(error))
         optimizer.zero_grad()
-        lane.settle()
+        queue.settle()
     return errors
 
 
@@ -351,7 +351,7 @@ def test_a_launch_that_fails_on_one_rank_fails_the_round_on_all(world):
 
 def a_captured_backward_before_there_is_a_communicator():
     devices = HostDevices()
-    lane = new_lane("group", devices)
+    queue = new_queue("group", devices)
     param = torch.nn.Parameter(on_gpu(torch.ones(4)))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([param], lr=0.0), op=hvd.Sum, check_start=False
@@ -366,7 +366,7 @@ def a_captured_backward_before_there_is_a_communicator():
         param.sum().backward()
         assert param.grad.tolist() == [hvd.size()] * 4
         optimizer.zero_grad()
-        lane.settle()
+        queue.settle()
     devices.capturing = True
     param.sum().backward()
     assert param.grad.tolist() == [hvd.size()] * 4

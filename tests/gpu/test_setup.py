@@ -1,4 +1,4 @@
-"""Whether a lane's members form a group: decided once, alike on all of them."""
+"""Whether a queue's members form a group: decided once, alike on all of them."""
 
 import logging
 import os
@@ -13,10 +13,10 @@ from torch._C._distributed_c10d import TCPStore
 
 import hvdlite as hvd
 from hvdlite import gpu
-from hvdlite.gpu.lane import Lane
+from hvdlite.gpu.queue import GpuQueue
 from hvdlite.gpu.setup import Facts, client_of, obstacle, own_addresses
 from hvdlite.world import world
-from tests.gpu.stand_in import HostDevices, allreduce, new_lane, result_of
+from tests.gpu.stand_in import HostDevices, allreduce, new_queue, result_of
 
 several = pytest.mark.ranks(2, 3)
 
@@ -74,10 +74,10 @@ def share_a_device(route):
     handler.emit = records.append
     logging.getLogger("hvdlite").addHandler(handler)
     try:
-        lane = new_lane(route, HostDevices(identity="GPU-a"))
-        outcomes = [allreduce(lane, name, torch.ones(3)) for name in ("first", "second")]
+        queue = new_queue(route, HostDevices(identity="GPU-a"))
+        outcomes = [allreduce(queue, name, torch.ones(3)) for name in ("first", "second")]
         texts = [transfer.wait() for transfer in outcomes]
-        late = allreduce(lane, "late", torch.ones(3)).wait()
+        late = allreduce(queue, "late", torch.ones(3)).wait()
     finally:
         logging.getLogger("hvdlite").removeHandler(handler)
     sums = [transfer.value().tolist() for transfer in outcomes if transfer.failure is None]
@@ -108,9 +108,9 @@ def share_by_nccl(host_ids, shared):
     if host_ids:
         os.environ["NCCL_HOSTID"] = str(hvd.rank())
     try:
-        lane = new_lane("auto", HostDevices(identity="GPU-a", shared=shared))
-        result = result_of(allreduce(lane, "x", torch.ones(3))).tolist()
-        return result, lane._group is not None
+        queue = new_queue("auto", HostDevices(identity="GPU-a", shared=shared))
+        result = result_of(allreduce(queue, "x", torch.ones(3))).tolist()
+        return result, queue._group is not None
     finally:
         os.environ.pop("NCCL_HOSTID", None)
 
@@ -147,8 +147,8 @@ class Miscounting:
 
 
 def try_an_unfit_group(route, how):
-    lane = new_lane(route, Unfit(how))
-    transfer = allreduce(lane, "x", torch.ones(3))
+    queue = new_queue(route, Unfit(how))
+    transfer = allreduce(queue, "x", torch.ones(3))
     return transfer.wait(), transfer.failure is None and transfer.value().tolist()
 
 
@@ -166,11 +166,11 @@ def test_a_group_that_fails_its_first_operation_on_one_rank_is_used_by_none(worl
 
 def pretend_to_be_apart():
     """Each rank has a host of its own name: they meet at member 0's addresses."""
-    lane = new_lane("group")
+    queue = new_queue("group")
     real, host = socket.gethostname, f"host of {hvd.rank()}"
     socket.gethostname = lambda: host
     try:
-        return result_of(allreduce(lane, "x", torch.ones(3))).tolist()
+        return result_of(allreduce(queue, "x", torch.ones(3))).tolist()
     finally:
         socket.gethostname = real
 
@@ -213,10 +213,10 @@ def test_a_hosts_addresses_do_not_lead_back_to_the_host_that_asks():
 
 def choose():
     hvd.init()
-    lane = gpu.lane_of(world.current().team)
-    assert isinstance(lane, Lane)
-    assert gpu.lane_of(world.current().team) is lane
-    connect = lane._connect
+    queue = gpu.queue_of(world.current().team)
+    assert isinstance(queue, GpuQueue)
+    assert gpu.queue_of(world.current().team) is queue
+    connect = queue._connect
     return getattr(connect, "keywords", {}).get("choice", "stage everything")
 
 
@@ -264,4 +264,4 @@ def test_a_job_without_gpu_tensors_loads_nothing_of_it():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "hvdlite.gpu.lane" not in done.stdout
+    assert "hvdlite.gpu.queue" not in done.stdout

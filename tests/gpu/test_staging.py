@@ -11,14 +11,14 @@ from hvdlite import _core
 from hvdlite.gpu import staging
 from hvdlite.gpu.devices import Devices
 from hvdlite.gpu.host_buffers import HostBuffers, size_class
-from tests.gpu.stand_in import LateDevices, allreduce, new_lane, request, result_of
+from tests.gpu.stand_in import LateDevices, allreduce, new_queue, request, result_of
 
 PIECE_BYTES = 4096
 
 
-def lane_of_small_pieces(devices=None, route="staged"):
+def queue_of_small_pieces(devices=None, route="staged"):
     staging.PIECE_BYTES, staging.SMALL_BYTES = PIECE_BYTES, 1024
-    return new_lane(route, devices or LateDevices())
+    return new_queue(route, devices or LateDevices())
 
 
 def count_posts(team):
@@ -34,9 +34,9 @@ def count_posts(team):
 
 
 def count_steps():
-    lane = lane_of_small_pieces()
+    queue = queue_of_small_pieces()
     names = count_posts(hvd.global_process_set.team)
-    devices = lane.devices
+    devices = queue.devices
     seen = {}
     for count in (0, 100, 1000, 2047, 2048, 5000):
         for way in ("blocking", "async"):
@@ -44,7 +44,7 @@ def count_steps():
             names.clear()
             given = torch.arange(float(count)) + hvd.rank()
             what = request("allreduce", "x", given, "Sum")
-            transfer = lane.start(what, given, given, wake=way == "async")
+            transfer = queue.start(what, given, given, wake=way == "async")
             result_of(transfer)
             total = hvd.size() * torch.arange(float(count)) + sum(range(hvd.size()))
             assert torch.equal(given, total), (count, way)
@@ -65,12 +65,12 @@ def test_what_is_small_is_agreed_on_once_and_what_is_large_goes_in_pieces(world)
 
 
 def need_no_thread():
-    lane = lane_of_small_pieces()
+    queue = queue_of_small_pieces()
     for count in (100, 5000):
         given = torch.ones(count)
         what = request("allreduce", "x", given, "Sum")
-        result_of(lane.start(what, given, given, wake=False))
-    return len(lane._threads)
+        result_of(queue.start(what, given, given, wake=False))
+    return len(queue._threads)
 
 
 @pytest.mark.ranks(2)
@@ -80,13 +80,13 @@ def test_a_caller_that_waits_does_all_by_itself(world):
 
 def reuse_buffers():
     """The second transfer begins while the first one's copy back is queued, and nobody waits."""
-    lane = lane_of_small_pieces()
+    queue = queue_of_small_pieces()
     problems = []
     for count in (100, 1500, 5000):
         first, second = (torch.full((count,), value + hvd.rank()) for value in (1.0, 100.0))
         transfers = []
         for name, given in (("first", first), ("second", second)):
-            transfers.append(lane.start(request("allreduce", name, given, "Sum"), given, given))
+            transfers.append(queue.start(request("allreduce", name, given, "Sum"), given, given))
             while not transfers[-1].over:
                 pass
         total = sum(range(hvd.size()))
@@ -94,13 +94,13 @@ def reuse_buffers():
             if not result_of(transfer).eq(hvd.size() * value + total).all():
                 problems.append((count, value))
     assert not problems, problems
-    made = len(lane.devices.buffer_bytes)
+    made = len(queue.devices.buffer_bytes)
     for i in range(20):
         assert (
-            result_of(allreduce(lane, "again", torch.full((100,), float(i))))[0] == i * hvd.size()
+            result_of(allreduce(queue, "again", torch.full((100,), float(i))))[0] == i * hvd.size()
         )
     # Two in turn: the last copy back may not be done when the next transfer begins.
-    return len(lane.devices.buffer_bytes) - made
+    return len(queue.devices.buffer_bytes) - made
 
 
 @pytest.mark.ranks(2)
@@ -139,8 +139,8 @@ def test_kept_buffers_are_bounded_and_those_of_the_size_used_last_stay():
 def know_it_on_some():
     """Rank 0 knows that all is staged, the others do not."""
     devices = LateDevices()
-    lane = lane_of_small_pieces(devices, "group")
-    lane._stages_all = hvd.rank() == 0
+    queue = queue_of_small_pieces(devices, "group")
+    queue._stages_all = hvd.rank() == 0
     names = count_posts(hvd.global_process_set.team)
     rank, size = hvd.rank(), hvd.size()
     given = torch.arange(6.0 * size).view(2 * size, 3) + 100 * rank
@@ -154,7 +154,7 @@ def know_it_on_some():
         ("reducescatter", torch.empty(2, 3), {}),
     ):
         what = request(kind, kind, given, "Sum", **rest)
-        got[kind] = result_of(lane.start(what, given, result))
+        got[kind] = result_of(queue.start(what, given, result))
     mine = slice(2 * rank, 2 * rank + 2)
     for kind, expected in {
         "allreduce": sum(everyones),
@@ -165,8 +165,8 @@ def know_it_on_some():
     }.items():
         assert torch.equal(got[kind], expected), kind
     assert names == [name for kind in got for name in (kind, f"{kind} (staged)")]
-    text = allreduce(lane, "bad", torch.ones(4 if rank == 1 else 3)).wait()
-    after = allreduce(lane, "bad", torch.ones(3))
+    text = allreduce(queue, "bad", torch.ones(4 if rank == 1 else 3)).wait()
+    after = allreduce(queue, "bad", torch.ones(3))
     assert result_of(after).tolist() == [size] * 3
     return text
 
@@ -185,7 +185,7 @@ def compare_bits(deterministic):
     """A piece of staging is two pieces of the engine."""
     knobs = {"HVDLITE_PIECE_BYTES": str(PIECE_BYTES // 2), "HVDLITE_DETERMINISTIC": deterministic}
     with mock.patch.dict(os.environ, knobs):
-        lane = lane_of_small_pieces()
+        queue = queue_of_small_pieces()
     names = count_posts(hvd.global_process_set.team)
     wrong = []
     for dtype in (torch.float32, torch.float16, torch.float64):
@@ -193,7 +193,7 @@ def compare_bits(deterministic):
             torch.manual_seed(100 * count + hvd.rank())
             given = torch.randn(count, dtype=torch.float64).to(dtype)
             expected = hvd.allreduce(given, name="on the host", op=hvd.Average)
-            got = result_of(allreduce(lane, "staged", given, "Average"))
+            got = result_of(allreduce(queue, "staged", given, "Average"))
             if not torch.equal(got, expected):
                 wrong.append((dtype, count))
     assert not wrong, wrong

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvdlite.world.meeting import mpi
+from hvdlite.world.bootstrap import mpi
 
 _WORD = ctypes.c_size_t
 _ISEND = ctypes.CFUNCTYPE(

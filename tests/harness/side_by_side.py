@@ -30,7 +30,7 @@ import pytest
 PARTS = ("worlds", "others")
 STOP_AT_A_FAILURE = re.compile(r"-[qsvl]*x[qsvl]*|--exitfirst|--maxfail=1")
 # One session does these: it shows each test once, or has the terminal.
-ALONE = {"--show-worlds", "--collect-only", "--co", "--pdb", "--trace", "--help", "-h", "--version"}
+ALONE = {"--collect-only", "--co", "--pdb", "--trace", "--help", "-h", "--version"}
 FINE = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 ENDS: dict[int, str] = {
     pytest.ExitCode.OK: "passed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,3 +40,18 @@ def terminal(python: Path) -> Iterator[Terminal]:
     it = Terminal(python)
     yield it
     it.close()
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """snapshot(name, text): the text is that of snapshots/NAME.txt beside the test; with
+    UPDATE_SNAPSHOTS=1 it becomes so."""
+
+    def check(name: str, text: str) -> None:
+        path = request.path.parent / "snapshots" / f"{name}.txt"
+        if os.environ.get("UPDATE_SNAPSHOTS"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text.rstrip("\n") + "\n")
+        assert text.rstrip("\n") + "\n" == path.read_text()
+
+    return check

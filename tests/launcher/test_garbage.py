@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdrun.agent import frames
-from hvdrun.agent.rank_stack import RankStack
+from hvdrun.agent.rank.notes import RankStack
 from hvdrun.command_line import config_file
 from hvdrun.command_line.cli import cli
 from hvdrun.errors import HostListError, UsageError
@@ -21,10 +21,8 @@ from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import RankSaid
 from hvdrun.machine.looks import look
 from hvdrun.machine.notes import PULSE
-from hvdrun.monitor.figures import figures_of
-from hvdrun.monitor.verdicts import Verdicts
-from hvdrun.monitor.view import Look, render
-from hvdrun.monitor.words import line
+from hvdrun.monitor.figures import Verdicts, figures_of
+from hvdrun.monitor.view import Look, line, render
 from hvdrun.plan.hosts import parse_hostfile, parse_hosts
 from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse
@@ -155,10 +153,9 @@ def test_a_message_of_another_node_is_understood_or_refused(data):
     for unpack in (
         messages.unpack_hello,
         messages.unpack_run,
-        messages.unpack_number,
-        messages.unpack_seconds,
+        frames.number,
     ):
-        with contextlib.suppress(messages.NotUnderstood):
+        with contextlib.suppress(frames.BadFrame):
             unpack(data)
 
 

@@ -293,13 +293,13 @@ def test_another_rank_speaks_where_the_one_that_should_does_not_come_to_its_end(
     world.run(the_speaker_is_held_up, knobs=WARNS)
 
 
-def the_journal_is_full(shuts_down):
-    """Of one host: what is late can't be put into the journal either."""
+def the_shared_log_is_full(shuts_down):
+    """Of one host: what is late can't be put into the shared log either."""
     hvd.init()
     last = hvd.size() - 1
     process = Frozen(last)
     said = Said()
-    names = [f"n{i}" for i in range(150)]  # of 16 KiB each, which travel in the journal's 1 MiB
+    names = [f"n{i}" for i in range(150)]  # of 16 KiB each, which travel in the shared log's 1 MiB
     if hvd.rank() == last:
         process.stop_self()
     else:
@@ -328,8 +328,8 @@ def the_journal_is_full(shuts_down):
 @pytest.mark.parametrize("shuts_down", [False, True], ids=["reports", "shuts down"])
 @pytest.mark.ranks(2)
 @pytest.mark.wide_in("mpich")
-def test_a_frozen_rank_is_reported_where_the_journal_is_full(world, shuts_down):
-    world.run(the_journal_is_full, shuts_down, knobs=FAILS if shuts_down else WARNS)
+def test_a_frozen_rank_is_reported_where_the_shared_log_is_full(world, shuts_down):
+    world.run(the_shared_log_is_full, shuts_down, knobs=FAILS if shuts_down else WARNS)
 
 
 def begin_an_entry():
@@ -340,7 +340,7 @@ def begin_an_entry():
             tail.value += 64
 
 
-def the_journal_has_a_gap(kind):
+def the_shared_log_has_a_gap(kind):
     hvd.init()
     process, failed = Frozen(1), Flag()
     engine = worlds.current().team.engine
@@ -370,8 +370,8 @@ def the_journal_has_a_gap(kind):
 @pytest.mark.ranks(2)
 @pytest.mark.hosts("2,1")
 @pytest.mark.wide_in("mpich")
-def test_a_rank_that_stopped_as_it_wrote_to_the_journal_is_named_and_ends_the_wait(world, kind):
-    for text, named in world.run(the_journal_has_a_gap, kind, knobs=FAILS)[::2]:
+def test_a_rank_that_stopped_as_it_wrote_to_the_shared_log_is_named_and_ends_the_wait(world, kind):
+    for text, named in world.run(the_shared_log_has_a_gap, kind, knobs=FAILS)[::2]:
         assert re.search(named, text), text
 
 

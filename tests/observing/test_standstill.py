@@ -141,7 +141,7 @@ def begin_and_stop(kind, stopped, frozen):
         return begun
     if rank == stopped:
         begun = begin(kind, ELEMS)
-    hvd.barrier()  # its posting is in the journal, before those of the other ranks
+    hvd.barrier()  # its posting is in the shared log, before those of the other ranks
     if rank == stopped:
         frozen.stop()
         return begun

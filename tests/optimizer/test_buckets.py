@@ -48,7 +48,7 @@ def test_places_are_aligned_and_do_not_overlap(items, limit, first):
             assert offset >= end
             assert offset * items[index].elem_bytes % ALIGNMENT_BYTES == 0
             end = offset + items[index].elems
-        assert bucket.presence_offset_elems == end
+        assert bucket.mask_offset_elems == end
         # Whether there is each of them, and the rank itself; then which round it is.
         assert bucket.position_offset_elems == end + len(bucket.members) + 1
         assert bucket.elems == bucket.position_offset_elems + POSITION_ELEMS

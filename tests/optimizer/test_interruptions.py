@@ -30,7 +30,7 @@ from hvdlite.optimizer.gradients import Gradients
 from hvdlite.optimizer.reducer import Reducer
 from hvdlite.optimizer.round import Round
 from hvdlite.optimizer.weights import Weights
-from tests.gpu.stand_in import new_lane, on_gpu
+from tests.gpu.stand_in import new_queue, on_gpu
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.mpis("mpich")]
 
@@ -215,7 +215,7 @@ def at_all_points(which, how, after):
     hvd.init()
     to = on_gpu if which == "on a GPU" else lambda tensor: tensor
     if which == "on a GPU":
-        new_lane("group")
+        new_queue("group")
     outcomes = []
     for point in POINTS[which][1]:
         training = Training(to, which == "sparse")

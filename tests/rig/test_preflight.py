@@ -1,8 +1,10 @@
 """hvdrun reports hosts that it can not log in to before it starts anything there."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from tests.harness.busy import without_delays
 from tests.harness.needs import lacking
 from tests.harness.worlds import end_tree
+from tests.launcher.preflight.test_preflight import EDITED_FACTS
 from tests.rig.conftest import job
 from tests.rig.preflight import ALL, BOTH, UNDER_ONE_MPI, only_finding
 
@@ -196,7 +199,7 @@ def test_a_start_up_file_that_reads_all_input_is_said(hvdrun, rig, python):
 
 @pytest.mark.long
 def test_start_up_files_that_print_things_change_nothing(hvdrun, rig, python):
-    noise = "printf 'Welcome to {}\\nhvdrun-probe'; echo 'Connection refused' >&2\n"
+    noise = "printf 'Welcome to {}\\nhvdrun-host-agent'; echo 'Connection refused' >&2\n"
     rig.cover("server2", Path("/root/.bashrc"), noise)
     done = hvdrun("-H", BOTH, "hostname")
     assert done.code == 0, done
@@ -217,17 +220,19 @@ def test_forwardings_in_the_users_configuration_are_not_in_the_way(hvdrun, rig, 
 
 @pytest.fixture
 def ssh_stand_in(rig, monkeypatch):
-    """ssh_stand_in(sed's program): counts what preflight asks, and changes the answers."""
+    """ssh_stand_in(patterns and what is to replace them): counts what preflight asks, and changes
+    the answers."""
     folder = rig.share / "stand-in"
     folder.mkdir(exist_ok=True)
     asked = rig.share / "asked"
     asked.write_text("")
 
-    def stand_in(edit=""):
+    def stand_in(*edits):
+        edited = shlex.join([sys.executable, str(EDITED_FACTS), *edits])
         text = f"""\
             #!/bin/sh
             case "$*" in
-            *" probe "*) echo asked >> {asked}; /usr/bin/ssh "$@" | sed -u '{edit}' ;;
+            *" host "*) echo asked >> {asked}; /usr/bin/ssh "$@" | {edited} ;;
             *) exec /usr/bin/ssh "$@" ;;
             esac
         """
@@ -242,7 +247,7 @@ def ssh_stand_in(rig, monkeypatch):
 @UNDER_ONE_MPI
 @pytest.mark.long
 def test_slots_are_the_gpus_of_each_host_and_a_clock_that_is_wrong_is_said(hvdrun, ssh_stand_in):
-    ssh_stand_in('s/"gpus": 0/"gpus": 3/; s/"time_s": [0-9.]*/"time_s": 1000000000.5/')
+    ssh_stand_in('"gpus": 0', '"gpus": 3', '"time_s": [0-9.]*', '"time_s": 1000000000.5')
     done = hvdrun("-H", "server1:1,server2", "hostname")
     assert done.code == 0, done
     assert sorted(done.stdout.splitlines()) == [

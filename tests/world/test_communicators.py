@@ -7,7 +7,7 @@ import torch
 
 import hvdlite as hvd
 from hvdlite.world import world as worlds
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from tests.core.matching.test_joined import everyone
 
 

@@ -8,14 +8,14 @@ import pytest
 
 import hvdlite as hvd
 from hvdlite.errors import LaunchError
-from hvdlite.world.meeting.mpi import (
+from hvdlite.world.bootstrap.mpi import (
     is_step_without_pmi,
     is_task_of_a_rank,
     launcher_of,
     rank_process,
     started_by_rank,
 )
-from hvdlite.world.meeting.torch_place import TORCH_VARIABLES, check_alone
+from hvdlite.world.bootstrap.torch_place import TORCH_VARIABLES, check_alone
 from tests.harness.programs import run_program
 
 

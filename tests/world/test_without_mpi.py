@@ -20,7 +20,7 @@ import torch.multiprocessing
 import hvdlite as hvd
 from hvdlite import _core
 from hvdlite.world import starting
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from hvdlite.world.teams import groups
 from tests.harness.programs import run_program
 from tests.harness.without_mpi import job_without_mpi, run_ranks

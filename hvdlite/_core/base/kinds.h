@@ -1,5 +1,5 @@
 /* The kinds of operations: one row for each, with what the engine and the glue to Python need to know of
- * it. How the data of a kind goes through the engine is its course: see courses/phases.h. */
+ * it. How the data of a kind goes through the engine: its hvdl_collective, see collectives/phases.h. */
 #ifndef HVDL_KINDS_H
 #define HVDL_KINDS_H
 
@@ -21,7 +21,7 @@ typedef enum {
     HVDL_SCATTER,
     /* The making of a plan. From here on callers can't post them. */
     HVDL_PLAN,
-    /* Of plans, beside HVDL_ALLREDUCE: each rank owns some elements of a buffer. See courses/owners.h. */
+    /* Of plans, beside HVDL_ALLREDUCE: each rank owns some elements of a buffer. See collectives/owners.h. */
     HVDL_REDUCE_TO_OWNERS,
     HVDL_REDUCE_TO_HOST_OWNERS,
     HVDL_UNITE,

@@ -70,9 +70,9 @@ typedef enum {
         2 /* on a device, and stay there: the engine only matches and numbers the operations */
 } hvdl_place;
 
-/* The turn of an ordered operation that a joined rank does not post: there is none, and the other ranks
+/* The sequence number of an ordered operation that a joined rank does not post: there is none, and the other ranks
  * run the operation as a staged one. */
-#define HVDL_NO_TURN (-1)
+#define HVDL_NO_SEQUENCE (-1)
 
 /* What the ranks must agree on. Compared with memcmp, so it is zeroed before it is filled. */
 typedef struct {

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "courses/adasum.h"
-#include "engine/breaking.h"
+#include "collectives/adasum.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "matching/join.h"
 #include "matching/replay.h"
@@ -81,4 +81,4 @@ static void ended(hvdl_engine *e, const hvdl_ended *what)
         hvdl_zero_operation_ended(e);
 }
 
-const hvdl_callbacks hvdl_engine_callbacks = {ending, ended, hvdl_read_journal};
+const hvdl_callbacks hvdl_engine_callbacks = {ending, ended, hvdl_read_log};

@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <signal.h>
 
-#include "courses/pieces.h"
-#include "engine/breaking.h"
+#include "collectives/pieces.h"
+#include "engine/fatal.h"
 #include "engine/drain.h"
 #include "engine/failing.h"
 #include "engine/giving_up.h"
@@ -66,12 +66,12 @@ bool hvdl_sweep(hvdl_engine *e)
     bool progressed = hvdl_drain_queue(e);
     if (e->announcing.deferred)
         progressed |= hvdl_append_deferred(e);
-    progressed |= hvdl_read_journal(e);
+    progressed |= hvdl_read_log(e);
     bool between_hosts = e->config.num_hosts > 1;
     if (between_hosts) {
         hvdl_err err = hvdl_wire_poll(&e->wire);
         if (err)
-            hvdl_break_for_wire(e, err);
+            hvdl_fatal_for_wire(e, err);
         hvdl_control_step(e, &progressed);
         hvdl_step_exchanges(e, &progressed);
         hvdl_control_flush(e); /* before the block, which takes longer */
@@ -83,7 +83,7 @@ bool hvdl_sweep(hvdl_engine *e)
     if (atomic_load_explicit(&e->driving.has_more, memory_order_relaxed))
         progressed |= step_more(e);
     hvdl_pass *finished;
-    progressed |= hvdl_conveyor_step(&e->conveyor, &finished);
+    progressed |= hvdl_pipeline_step(&e->pipeline, &finished);
     if (finished)
         hvdl_pass_finished(e, finished);
     if (between_hosts)
@@ -162,12 +162,12 @@ void hvdl_pause(hvdl_engine *e, bool (*wanted)(hvdl_engine *))
          pause = e->driving.pause_ns ? 2 * e->driving.pause_ns : FIRST_PAUSE_NS;
     if (flying)
         pause = (long)(flight_ns / PAUSES_PER_FLIGHT);
-    if (between_hosts || e->announcing.deferred) /* nobody rings when the journal has room */
+    if (between_hosts || e->announcing.deferred) /* nobody rings when the shared log has room */
         longest = LONGEST_WIRE_PAUSE_NS;
     pause = pause < longest ? pause : longest;
-    uint32_t bell = hvdl_shm_sleep_prepare(&e->shm);
+    uint32_t doorbell = hvdl_shm_sleep_prepare(&e->shm);
     if (!hvdl_sweep(e) && !wanted(e)) {
-        hvdl_shm_sleep(&e->shm, bell, pause);
+        hvdl_shm_sleep(&e->shm, doorbell, pause);
         e->driving.pause_ns = pause;
         e->driving.idle_looks = looks;
     }
@@ -224,16 +224,16 @@ static void serve_others(hvdl_engine *e)
 static void *progress_main(void *argument)
 {
     hvdl_engine *e = argument;
-    _Atomic uint32_t *bell = &e->shm.control->ranks[e->placement.local].idle_bell;
-    /* Messages ring no bell. */
+    _Atomic uint32_t *doorbell = &e->shm.control->ranks[e->placement.local].idle_doorbell;
+    /* Messages ring no doorbell. */
     bool hears = e->config.num_hosts > 1 && e->placement.is_leader;
     long idle_look_ns = hears ? HVDL_LEADER_IDLE_LOOK_NS : HVDL_IDLE_LOOK_NS;
     while (!stopping(e)) {
-        uint32_t seen = atomic_load(bell);
+        uint32_t seen = atomic_load(doorbell);
         atomic_store(&e->driving.thread_idle, true);
         if (thread_unwanted(e) || !has_work(e)) {
             /* For what others may want of this rank meanwhile. */
-            hvdl_futex_wait(bell, seen, idle_look_ns);
+            hvdl_futex_wait(doorbell, seen, idle_look_ns);
             atomic_store(&e->driving.thread_idle, false);
             if (!thread_unwanted(e) && !has_work(e) && !pthread_mutex_trylock(&e->driving.lock)) {
                 serve_others(e);
@@ -275,8 +275,8 @@ void hvdl_driving_stop(hvdl_engine *e)
     if (!e->driving.has_thread)
         return;
     hvdl_shm_kick(&e->shm);
-    atomic_fetch_add(&e->shm.control->ranks[e->placement.local].idle_bell, 1);
-    hvdl_futex_wake(&e->shm.control->ranks[e->placement.local].idle_bell);
+    atomic_fetch_add(&e->shm.control->ranks[e->placement.local].idle_doorbell, 1);
+    hvdl_futex_wake(&e->shm.control->ranks[e->placement.local].idle_doorbell);
     pthread_join(e->driving.thread, NULL);
 }
 

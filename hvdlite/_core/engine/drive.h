@@ -8,7 +8,7 @@
  * helps to end what is under way: longer, so that those have looked meanwhile. */
 #define HVDL_IDLE_LOOK_NS 2000000000
 #define HVDL_DRAIN_NS 2400000000
-/* A leader: more often, as other hosts take one that does not answer (roll_call.h) for stopped. */
+/* A leader: more often, as other hosts take one that does not answer (missing_query.h) for stopped. */
 #define HVDL_LEADER_IDLE_LOOK_NS 500000000
 
 hvdl_err hvdl_driving_start(hvdl_engine *engine);

@@ -33,7 +33,7 @@ typedef struct {
     const hvdl_wire *wire;          /* NULL where there is one host */
     bool progress_thread;
     size_t inline_bytes;  /* up to here an operation's data travels with its posting */
-    size_t block_bytes;   /* of the conveyor */
+    size_t block_bytes;   /* of the pipeline */
     size_t segment_bytes; /* of messages between hosts */
     size_t piece_bytes;   /* what goes through the phases of an operation as a unit */
     uint64_t stall_warning_ns, stall_shutdown_ns; /* 0: never */
@@ -178,7 +178,7 @@ uint64_t hvdl_engine_failures(hvdl_engine *engine, int kind, const char *name);
 const char *hvdl_operation_error(const hvdl_operation *operation);
 /* Of a gathered result: rows that came from each rank. Join: the last rank to join. A receive: its
  * source, and how many bytes came. Of a tensor that
- * stays on its device: the operation's turn. NULL otherwise. */
+ * stays on its device: the operation's sequence number. NULL otherwise. */
 const int64_t *hvdl_operation_rows(const hvdl_operation *operation, int *count);
 /* A gathered result, which becomes the caller's to free(). Once. */
 void *hvdl_operation_move_output(hvdl_operation *operation);

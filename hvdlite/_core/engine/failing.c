@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "engine/failing.h"
 
-#include "courses/pieces.h"
+#include "collectives/pieces.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/messages.h"

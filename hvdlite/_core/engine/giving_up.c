@@ -1,11 +1,11 @@
-/* Giving up: a caller lets all operations fail, on all ranks of all hosts, with its text. The journal tells the
+/* Giving up: a caller lets all operations fail, on all ranks of all hosts, with its text. The shared log tells the
  * ranks of the host, and its leader the leaders of the others. */
 #define _GNU_SOURCE
 #include "engine/giving_up.h"
 
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/messages.h"
@@ -36,15 +36,15 @@ static void tell_hosts(hvdl_engine *e, const char *text)
 void hvdl_announce_give_up(hvdl_engine *e, const char *text, bool at_once)
 {
     if (e->config.num_ranks == 1) {
-        hvdl_break_on_all(e, text);
+        hvdl_fatal_on_all(e, text);
         return;
     }
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP, .arg = TELL_HOSTS}, text,
                   strlen(text) + 1);
-    /* A rank that is stopped may hold up the journal: at least here, and on the other hosts, they fail. */
+    /* A rank that is stopped may hold up the shared log: at least here, and on the other hosts, they fail. */
     if (at_once || e->announcing.deferred) {
         tell_hosts(e, text);
-        hvdl_break_on_all(e, text);
+        hvdl_fatal_on_all(e, text);
     }
 }
 
@@ -65,7 +65,7 @@ void hvdl_read_give_up(hvdl_engine *e, const hvdl_entry *entry)
     copy_reason(text, hvdl_entry_body(entry), entry->body_bytes);
     if (entry->arg == TELL_HOSTS)
         tell_hosts(e, text);
-    hvdl_break_on_all(e, text);
+    hvdl_fatal_on_all(e, text);
 }
 
 void hvdl_on_give_up(hvdl_engine *e, const void *reason, size_t bytes)
@@ -74,5 +74,5 @@ void hvdl_on_give_up(hvdl_engine *e, const void *reason, size_t bytes)
     copy_reason(text, reason, bytes);
     hvdl_announce(e, (hvdl_entry){.type = HVDL_ENTRY_GIVE_UP}, text, strlen(text) + 1);
     if (e->announcing.deferred)
-        hvdl_break_on_all(e, text);
+        hvdl_fatal_on_all(e, text);
 }

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/callbacks.h"
 #include "engine/drain.h"
 #include "engine/drive.h"
@@ -15,7 +15,7 @@
 #include "matching/announcing.h"
 #include "matching/control.h"
 #include "matching/join.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "matching/messages.h"
 #include "net/faulty_wire.h"
 #include "operations/black_box.h"
@@ -82,7 +82,7 @@ hvdl_err hvdl_engine_create(hvdl_engine **out, const hvdl_engine_config *config)
         free_parts(e);
         return err;
     }
-    hvdl_conveyor_init(&e->conveyor, &e->shm);
+    hvdl_pipeline_init(&e->pipeline, &e->shm);
     atomic_store(&e->shm.control->ranks[e->placement.local].looked_ns, hvdl_now_ns());
     if (config->num_hosts > 1)
         err = hvdl_control_create(e);
@@ -107,16 +107,16 @@ static void leave(hvdl_engine *e)
                   NULL, 0);
     hvdl_sweep(e);
     /* What is matched needs this rank: it ends that first. */
-    while ((e->announcing.deferred || e->meetings.by_id.count || e->pieces.exchanges ||
+    while ((e->announcing.deferred || e->matches.by_id.count || e->pieces.exchanges ||
             hvdl_transfers_under_way(e)) &&
            !e->failure.broken && hvdl_now_ns() < deadline)
         if (!hvdl_sweep(e))
             hvdl_pause(e, hvdl_nobody);
-    bool clean = !e->meetings.by_id.count && !e->pieces.exchanges && !e->announcing.deferred &&
+    bool clean = !e->matches.by_id.count && !e->pieces.exchanges && !e->announcing.deferred &&
                  !hvdl_transfers_under_way(e);
     if (!atomic_load(&self->left)) /* else the others know of worse */
         atomic_store(&self->left, clean ? 1 : HVDL_LEFT_BROKEN + (uint32_t)e->config.rank);
-    /* The journal need not wait for this rank any more. */
+    /* The shared log need not wait for this rank any more. */
     atomic_store(&self->cursor, UINT64_MAX - 2 * e->shm.ring_bytes);
     if (e->config.num_hosts > 1)
         hvdl_control_leave(e, e->config.rank, clean);
@@ -153,11 +153,11 @@ void hvdl_engine_close(hvdl_engine *e, bool linger)
     char text[HVDL_TEXT_BYTES];
     snprintf(text, sizeof text, "rank %d called shutdown before the operation had ended",
              hvdl_own_number(e));
-    hvdl_break_on_all(e, text);
+    hvdl_fatal_on_all(e, text);
     hvdl_fail_all(e, text);
     if (e->config.num_ranks > 1)
         hvdl_plans_end(e);
-    hvdl_letters_end(e);
+    hvdl_headers_end(e);
     hvdl_control_destroy(e);
     pthread_mutex_unlock(&e->driving.lock);
     hvdl_wake_waiting(e);
@@ -167,7 +167,7 @@ void hvdl_engine_free(hvdl_engine *e)
 {
     hvdl_shm_close(&e->shm);
     hvdl_plans_free(e);
-    hvdl_meetings_free(e);
+    hvdl_matches_free(e);
     hvdl_announcing_free(e);
     free_parts(e);
 }
@@ -181,7 +181,7 @@ void hvdl_engine_give_up(hvdl_engine *e, const char *text)
         hvdl_writer to = {e->giving_up.text, sizeof e->giving_up.text, 0};
         hvdl_put(&to, "%s", *text ? text : HVDL_NO_REASON);
         if (e->config.num_ranks == 1)
-            hvdl_break_on_all(e, e->giving_up.text);
+            hvdl_fatal_on_all(e, e->giving_up.text);
         else
             atomic_store(&e->giving_up.wanted, true);
         atomic_store(&e->driving.has_more, true);

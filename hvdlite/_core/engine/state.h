@@ -2,8 +2,8 @@
  * a struct names. They alone write it, and only in the driver, the thread that holds `driving.lock`, unless it says
  * otherwise. Other files read the struct, or call the owner to change it.
  *
- * The folders engine, operations, matching, courses, transfers and watching share these structs. A sweep (drive.c)
- * hands on what callers have posted (drain.c) and reads the journal (replay.c) and messages (control.c); these begin
+ * The folders engine, operations, matching, collectives, transfers and watching share these structs. A sweep (drive.c)
+ * hands on what callers have posted (drain.c) and reads the shared log (replay.c) and messages (control.c); these begin
  * operations (pieces.c, tiny.c) or ask the other hosts (coordinator.c). Calls go down; what happens below is told
  * above by `callbacks`. See docs/design/core.md. */
 #ifndef HVDL_STATE_H
@@ -27,7 +27,7 @@ typedef struct {
     _Atomic uint32_t done_count; /* futex: counts ended operations and drivers that left */
     _Atomic uint64_t late_wakings; /* see hvdl_counters */
     _Atomic bool busy;             /* there is background work: sends, releases */
-    _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_bell */
+    _Atomic bool thread_idle;      /* the progress thread sleeps on this rank's idle_doorbell */
     _Atomic bool
         has_more; /* a caller asks who is missing, a text to give up with, messages: set behind what tells of them */
     /* the driver's */
@@ -37,7 +37,7 @@ typedef struct {
     long pause_ns;
 } hvdl_driving;
 
-/* Written by breaking.c and failing.c. An engine is broken when data was under way as something went wrong: then also
+/* Written by fatal.c and failing.c. An engine is broken when data was under way as something went wrong: then also
  * what is matched fails. If a rank has only left, what is matched still ends well. */
 typedef struct {
     char text[HVDL_TEXT_BYTES]; /* empty: operations can succeed */
@@ -62,8 +62,8 @@ typedef struct {
                           char room[HVDL_TEXT_BYTES]);
     /* It has ended, and may be freed already: what its plan and the join need to know of it. */
     void (*ended)(hvdl_engine *engine, const hvdl_ended *ended);
-    /* Reads what the journal holds now, whatever comes of it. Returns whether there was anything. */
-    bool (*read_journal)(hvdl_engine *engine);
+    /* Reads what the shared log holds now, whatever comes of it. Returns whether there was anything. */
+    bool (*read_log)(hvdl_engine *engine);
 } hvdl_callbacks;
 
 struct hvdl_engine {
@@ -71,7 +71,7 @@ struct hvdl_engine {
     hvdl_placement placement;
     const hvdl_callbacks *callbacks;
     hvdl_shm shm;
-    hvdl_conveyor conveyor;
+    hvdl_pipeline pipeline;
     hvdl_wire wire;
 
     hvdl_queue queue;         /* any thread */
@@ -80,7 +80,7 @@ struct hvdl_engine {
 
     hvdl_black_box black_box;
     hvdl_announcing announcing;
-    hvdl_meetings meetings;
+    hvdl_matches matches;
     hvdl_plans plans;
     hvdl_pieces pieces;
     hvdl_join join;

@@ -7,8 +7,8 @@ void hvdl_wake_thread(hvdl_engine *e)
 {
     hvdl_shm_rank *self = &e->shm.control->ranks[e->placement.local];
     if (e->driving.has_thread && atomic_load(&e->driving.thread_idle)) {
-        atomic_fetch_add(&self->idle_bell, 1);
-        hvdl_futex_wake(&self->idle_bell);
+        atomic_fetch_add(&self->idle_doorbell, 1);
+        hvdl_futex_wake(&self->idle_doorbell);
     }
 }
 

@@ -1,5 +1,5 @@
 /* A pass: how one piece of an operation is cut into blocks, where these lie in the staging memory, and what
- * a rank does with a block in each stage. When it may, conveyor.h says. */
+ * a rank does with a block in each stage. When it may, pipeline.h says. */
 #ifndef HVDL_PASSES_H
 #define HVDL_PASSES_H
 

@@ -150,7 +150,7 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
         for (size_t i = 0; i < HVDL_NUM_BUFFERS * shm->block_bytes; i += 4096)
             ((volatile char *)own)[i] = 0;
     }
-    /* The journal is mapped now: else each page costs a fault in the first thousands of operations,
+    /* The shared log is mapped now: else each page costs a fault in the first thousands of operations,
      * which took more than twice as long. */
     for (size_t i = 0; i < at.staging; i += 4096) {
         volatile char *page = base + i;
@@ -177,7 +177,7 @@ void hvdl_shm_close(hvdl_shm *shm)
     shm->mapping = NULL;
 }
 
-/* ---- bells ---- */
+/* ---- doorbells ---- */
 
 void hvdl_futex_wait(_Atomic uint32_t *word, uint32_t value, long timeout_ns)
 {
@@ -190,10 +190,10 @@ void hvdl_futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void ring_bell(_Atomic uint32_t *bell)
+static void ring_doorbell(_Atomic uint32_t *doorbell)
 {
-    atomic_fetch_add_explicit(bell, 1, memory_order_seq_cst);
-    hvdl_futex_wake(bell);
+    atomic_fetch_add_explicit(doorbell, 1, memory_order_seq_cst);
+    hvdl_futex_wake(doorbell);
 }
 
 void hvdl_shm_ring(hvdl_shm *shm)
@@ -206,7 +206,7 @@ void hvdl_shm_ring(hvdl_shm *shm)
         if (word == shm->local_rank / 64)
             bits &= ~(1ull << (shm->local_rank % 64));
         for (; bits; bits &= bits - 1)
-            ring_bell(&shm->control->ranks[word * 64 + __builtin_ctzll(bits)].bell);
+            ring_doorbell(&shm->control->ranks[word * 64 + __builtin_ctzll(bits)].doorbell);
     }
 }
 
@@ -215,27 +215,28 @@ void hvdl_shm_ring_one(hvdl_shm *shm, int local)
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the one in hvdl_shm_sleep_prepare */
     uint64_t bits = atomic_load_explicit(&shm->control->sleepers[local / 64], memory_order_relaxed);
     if (bits >> (local % 64) & 1)
-        ring_bell(&shm->control->ranks[local].bell);
+        ring_doorbell(&shm->control->ranks[local].doorbell);
 }
 
 void hvdl_shm_ring_idle(hvdl_shm *shm, int local)
 {
-    ring_bell(&shm->control->ranks[local].idle_bell);
+    ring_doorbell(&shm->control->ranks[local].idle_doorbell);
 }
 
 uint32_t hvdl_shm_sleep_prepare(hvdl_shm *shm)
 {
     int r = shm->local_rank;
-    uint32_t bell = atomic_load_explicit(&shm->control->ranks[r].bell, memory_order_relaxed);
+    uint32_t doorbell =
+        atomic_load_explicit(&shm->control->ranks[r].doorbell, memory_order_relaxed);
     atomic_fetch_or_explicit(&shm->control->sleepers[r / 64], 1ull << (r % 64),
                              memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* pairs with hvdl_shm_ring and hvdl_shm_kick */
-    return bell;
+    return doorbell;
 }
 
-void hvdl_shm_sleep(hvdl_shm *shm, uint32_t bell, long timeout_ns)
+void hvdl_shm_sleep(hvdl_shm *shm, uint32_t doorbell, long timeout_ns)
 {
-    hvdl_futex_wait(&shm->control->ranks[shm->local_rank].bell, bell, timeout_ns);
+    hvdl_futex_wait(&shm->control->ranks[shm->local_rank].doorbell, doorbell, timeout_ns);
 }
 
 void hvdl_shm_sleep_done(hvdl_shm *shm)
@@ -306,7 +307,7 @@ void hvdl_shm_copy_timed(hvdl_shm *shm, void *to, const void *from, size_t bytes
     }
 }
 
-/* ---- journal ---- */
+/* ---- shared log ---- */
 
 static size_t entry_bytes(size_t body_bytes)
 {
@@ -329,19 +330,19 @@ static void update_write_limit(hvdl_shm *shm, uint64_t wanted)
     uint64_t slowest = UINT64_MAX;
     for (int r = 0; r < shm->local_size; r++) {
         hvdl_shm_rank *rank = &shm->control->ranks[r];
-        /* Acquire: pairs with the release in hvdl_journal_advance; the reader is done with what
+        /* Acquire: pairs with the release in hvdl_log_advance; the reader is done with what
          * lies below its cursor. */
         uint64_t cursor = atomic_load_explicit(&rank->cursor, memory_order_acquire);
         if (cursor < slowest)
             slowest = cursor;
         if (cursor + shm->ring_bytes < wanted && r != shm->local_rank)
-            ring_bell(&rank->idle_bell);
+            ring_doorbell(&rank->idle_doorbell);
     }
     shm->write_limit = slowest + shm->ring_bytes;
 }
 
-hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
-                             const void *more, size_t more_bytes)
+hvdl_err hvdl_log_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
+                         const void *more, size_t more_bytes)
 {
     size_t bytes = entry_bytes(body_bytes + more_bytes);
     if (bytes > shm->ring_bytes / 2)
@@ -375,13 +376,13 @@ hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, s
         memcpy(to + sizeof head, body, body_bytes);
     if (more_bytes)
         hvdl_shm_copy(shm, to + sizeof head + body_bytes, more, more_bytes);
-    /* Release: pairs with the acquire in hvdl_journal_next. */
+    /* Release: pairs with the acquire in hvdl_log_next. */
     atomic_store_explicit(stamp_at(shm, begin), begin + 1, memory_order_release);
     hvdl_shm_ring(shm);
     return HVDL_OK;
 }
 
-const hvdl_entry *hvdl_journal_next(hvdl_shm *shm)
+const hvdl_entry *hvdl_log_next(hvdl_shm *shm)
 {
     for (;;) {
         uint64_t position = shm->read_position;
@@ -390,11 +391,11 @@ const hvdl_entry *hvdl_journal_next(hvdl_shm *shm)
         const hvdl_entry *entry = (const hvdl_entry *)ring_at(shm, position);
         if (entry->type != HVDL_ENTRY_PAD)
             return entry;
-        hvdl_journal_advance(shm, entry);
+        hvdl_log_advance(shm, entry);
     }
 }
 
-void hvdl_journal_advance(hvdl_shm *shm, const hvdl_entry *entry)
+void hvdl_log_advance(hvdl_shm *shm, const hvdl_entry *entry)
 {
     shm->read_position += entry_bytes(entry->body_bytes);
     atomic_store_explicit(&shm->control->ranks[shm->local_rank].cursor, shm->read_position,

@@ -1,14 +1,14 @@
 /* The memory region that the ranks of one host share. It holds
  *
- *   - the **journal**: a ring of entries that every rank appends to and every rank reads, all in the
+ *   - the **shared log**: a ring of entries that every rank appends to and every rank reads, all in the
  *     same order. Decisions on which the ranks of a host must agree (which operations are matched,
  *     which piece is next) are made by replaying it: each rank runs the same state machine over
  *     the same entries, so there is no leader and no vote within a host.
- *   - the **stage counters** of the conveyor (conveyor.h): per rank, how many blocks it has put in,
+ *   - the **stage counters** of the pipeline (pipeline.h): per rank, how many blocks it has put in,
  *     reduced and taken out, ever.
  *   - the **staging** blocks: per rank HVDL_NUM_BUFFERS blocks that it writes and all read.
  *   - the **mailboxes** (mailbox.h): per rank a few blocks for messages to one other rank.
- *   - the **bells**: futex words to wake a rank that sleeps.
+ *   - the **doorbells**: futex words to wake a rank that sleeps.
  *
  * A rank that is alone on its host has the same structures in private memory.
  * All functions are called by the thread that drives the engine, but for hvdl_shm_kick. */
@@ -21,11 +21,11 @@
 
 #include "base/types.h"
 
-#define HVDL_HEADER_BYTES 64 /* the region's first bytes are the caller's */
+#define HVDL_CALLER_BYTES 64 /* the region's first bytes are the caller's */
 #define HVDL_SHOWN_BYTES 120 /* of an operation's name or words, with its NUL */
 #define HVDL_MAX_LOCAL 1024  /* ranks on one host */
 #define HVDL_NUM_BUFFERS 4   /* staging blocks per rank */
-#define HVDL_ENTRY_ALIGN 64  /* journal entries are multiples of it */
+#define HVDL_ENTRY_ALIGN 64  /* shared log entries are multiples of it */
 
 #define HVDL_PAST_CACHE_BYTES 4096 /* less goes into the caches in any case */
 #define HVDL_TIMED_BYTES 16384     /* less is not timed */
@@ -48,10 +48,10 @@ typedef enum {
     HVDL_ENTRY_ZERO,     /* all ranks of this host have: they take part in an operation of others */
     HVDL_ENTRY_ZERO_RUN, /* and in a run of a plan */
     HVDL_ENTRY_GIVE_UP,  /* too late: everything fails, with this text */
-    HVDL_ENTRY_ROLL_CALL,   /* which ranks have not called an operation? */
-    HVDL_ENTRY_ROLL_ANSWER, /* those of a host */
-    HVDL_ENTRY_LETTER,      /* from one rank to another one: transfers.h; id: the addressee */
-    HVDL_ENTRY_LEAVE        /* a rank leaves */
+    HVDL_ENTRY_MISSING_QUERY,  /* which ranks have not called an operation? */
+    HVDL_ENTRY_MISSING_ANSWER, /* those of a host */
+    HVDL_ENTRY_HEADER,         /* from one rank to another one: transfers.h; id: the addressee */
+    HVDL_ENTRY_LEAVE           /* a rank leaves */
 } hvdl_entry_type;
 
 /* An entry's head; `body_bytes` of body follow it. */
@@ -62,7 +62,7 @@ typedef struct {
     uint64_t arg; /* START, ZERO: tag; NEXT, READY: piece; ALL_JOINED: the last rank; POST: see
                    * announcing.h; RUN: see weights.c */
     int64_t rows; /* POST of an allgather: first dimension; RUN: see weights.c */
-    uint64_t position; /* set by the journal */
+    uint64_t position; /* set by the shared log */
 } hvdl_entry;
 
 static inline const void *hvdl_entry_body(const hvdl_entry *entry)
@@ -93,10 +93,10 @@ typedef struct {
  * takes away a line that another one polls for something else. */
 typedef struct {
     _Alignas(128) _Atomic uint64_t stages[HVDL_NUM_STAGES];
-    _Alignas(128) _Atomic uint64_t cursor; /* journal position up to which it has read */
-    _Alignas(128) _Atomic uint32_t bell;   /* wakes the thread that drives its engine */
-    _Atomic uint32_t idle_bell;            /* wakes its progress thread when nothing is driven */
-    _Atomic int32_t pid;                   /* 0: not attached yet */
+    _Alignas(128) _Atomic uint64_t cursor;   /* shared log position up to which it has read */
+    _Alignas(128) _Atomic uint32_t doorbell; /* wakes the thread that drives its engine */
+    _Atomic uint32_t idle_doorbell;          /* wakes its progress thread when nothing is driven */
+    _Atomic int32_t pid;                     /* 0: not attached yet */
     /* 0: not; 1: in good order; HVDL_LEFT_BROKEN + r: operations were lost for the sake of rank r */
     _Atomic uint32_t left;
     _Alignas(128) _Atomic uint32_t last_sequence; /* operations/activity.c */
@@ -110,14 +110,15 @@ typedef struct {
 } hvdl_shm_rank;
 
 typedef struct {
-    char caller[HVDL_HEADER_BYTES];
-    _Alignas(128) _Atomic uint64_t tail; /* journal position after the last reserved entry */
+    char caller[HVDL_CALLER_BYTES];
+    _Alignas(128) _Atomic uint64_t tail; /* shared log position after the last reserved entry */
     /* Bit r: rank r's driver is about to sleep. Set before its last look, read after every publish;
      * a sequentially consistent fence on both sides, so that one of the two sees the other. */
     _Alignas(128) _Atomic uint64_t sleepers[HVDL_MAX_LOCAL / 64];
     _Alignas(128) _Atomic uint32_t past_cache; /* locality.h: what local rank 0 has found out */
-    _Alignas(128) _Atomic uint64_t claims[HVDL_NUM_CLAIMS]; /* roll_call.c: who makes a report */
-    _Atomic uint32_t has_told_shutdown; /* report.c: how to let a wait end the job */
+    _Alignas(
+        128) _Atomic uint64_t claims[HVDL_NUM_CLAIMS]; /* missing_query.c: who makes a report */
+    _Atomic uint32_t has_told_shutdown;                /* report.c: how to let a wait end the job */
     hvdl_shm_rank ranks[];
 } hvdl_shm_control;
 
@@ -162,10 +163,10 @@ hvdl_err hvdl_shm_open(hvdl_shm *shm, int fd, int local_size, int local_rank, si
                        size_t block_bytes);
 void hvdl_shm_close(hvdl_shm *shm);
 
-/* Appends head and body (two parts, so that no caller has to join them) and rings the bells.
+/* Appends head and body (two parts, so that no caller has to join them) and rings the doorbells.
  * HVDL_EAGAIN: the ring is full until the slowest rank has read on (it is woken if it idles). */
-hvdl_err hvdl_journal_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
-                             const void *more, size_t more_bytes);
+hvdl_err hvdl_log_append(hvdl_shm *shm, hvdl_entry head, const void *body, size_t body_bytes,
+                         const void *more, size_t more_bytes);
 
 /* Whether to write that many bytes past the caches, as other ranks will read them (locality.h); counts
  * them if so. */
@@ -181,11 +182,11 @@ void hvdl_shm_copy_timed(hvdl_shm *shm, void *to, const void *from, size_t bytes
 void hvdl_force_past_cache(int force);
 bool hvdl_past_cache_is_forced(void);
 
-/* The next entry that this rank has not read, or NULL; valid until hvdl_journal_advance. */
-const hvdl_entry *hvdl_journal_next(hvdl_shm *shm);
-void hvdl_journal_advance(hvdl_shm *shm, const hvdl_entry *entry);
+/* The next entry that this rank has not read, or NULL; valid until hvdl_log_advance. */
+const hvdl_entry *hvdl_log_next(hvdl_shm *shm);
+void hvdl_log_advance(hvdl_shm *shm, const hvdl_entry *entry);
 
-/* Rank `local`'s staging block for block number `block` of the conveyor. */
+/* Rank `local`'s staging block for block number `block` of the pipeline. */
 static inline char *hvdl_staging(const hvdl_shm *shm, int local, uint64_t block)
 {
     size_t index = (size_t)local * HVDL_NUM_BUFFERS + block % HVDL_NUM_BUFFERS;
@@ -200,7 +201,7 @@ void hvdl_stage_publish(hvdl_shm *shm, hvdl_stage stage, uint64_t count, bool ri
 /* Sleeping, by the driver: prepare; look once more for work; then sleep or not; always done.
  * Sleeps until rung or for timeout_ns at most. */
 uint32_t hvdl_shm_sleep_prepare(hvdl_shm *shm);
-void hvdl_shm_sleep(hvdl_shm *shm, uint32_t bell, long timeout_ns);
+void hvdl_shm_sleep(hvdl_shm *shm, uint32_t doorbell, long timeout_ns);
 void hvdl_shm_sleep_done(hvdl_shm *shm);
 
 /* Wakes the drivers of the other ranks that sleep, after something was published for them. */

@@ -1,11 +1,11 @@
-/* What this rank appends to the journal: what was posted here, in that order. Called by
+/* What this rank appends to the shared log: what was posted here, in that order. Called by
  * the driver. */
 #define _GNU_SOURCE
 #include "matching/announcing.h"
 
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "matching/weights.h"
 #include "operations/activity.h"
@@ -24,9 +24,8 @@ static void announce_both(hvdl_engine *e, const hvdl_operation *op, hvdl_entry h
                           const void *body, size_t bytes, const void *more, size_t more_bytes)
 {
     if (more_bytes >= HVDL_PAST_CACHE_BYTES)
-        hvdl_conveyor_untimed(&e->conveyor);
-    if (!e->announcing.deferred &&
-        !hvdl_journal_append(&e->shm, head, body, bytes, more, more_bytes)) {
+        hvdl_pipeline_untimed(&e->pipeline);
+    if (!e->announcing.deferred && !hvdl_log_append(&e->shm, head, body, bytes, more, more_bytes)) {
         if (op && !op->internal)
             hvdl_note_operation(e, op, HVDL_DID_POST);
         return;
@@ -60,7 +59,7 @@ bool hvdl_append_deferred(hvdl_engine *e)
     bool any = false;
     while (e->announcing.deferred) {
         hvdl_deferred *entry = e->announcing.deferred;
-        if (hvdl_journal_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
+        if (hvdl_log_append(&e->shm, entry->head, entry->body, entry->body_bytes, NULL, 0))
             break;
         if (entry->posts.activity && !e->failure.broken)
             hvdl_note_activity(e, &entry->posts);

@@ -1,4 +1,4 @@
-/* What this rank appends to the journal. The driver. */
+/* What this rank appends to the shared log. The driver. */
 #ifndef HVDL_ANNOUNCING_H
 #define HVDL_ANNOUNCING_H
 
@@ -32,7 +32,7 @@ static inline size_t hvdl_padded_site_bytes(size_t site_bytes)
     return (site_bytes + 7) / 8 * 8;
 }
 
-/* Appends to the journal now or, in order, later. */
+/* Appends to the shared log now or, in order, later. */
 void hvdl_announce(hvdl_engine *engine, hvdl_entry head, const void *body, size_t bytes);
 void hvdl_announce_join(hvdl_engine *engine, hvdl_operation *join);
 void hvdl_announce_run(hvdl_engine *engine, hvdl_operation *run);

@@ -1,12 +1,12 @@
 /* Messages between hosts: their leaders send them to each other, and each puts what concerns its host
- * into its host's journal. */
+ * into its host's shared log. */
 #define _GNU_SOURCE
 #include "matching/control.h"
 
 #include <string.h>
 
 #include "base/sizes.h"
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
@@ -16,7 +16,7 @@
 #include "matching/soundness.h"
 #include "matching/tags.h"
 #include "operations/plans.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 #define PACKET_BYTES 61440 /* as a segment; a packet may hold more if one message needs it */
 
@@ -75,14 +75,14 @@ static void on_message(hvdl_engine *e, const hvdl_message *message, const char *
     case HVDL_MSG_RUN: hvdl_on_run(e, message->tag, message->run); break;
     case HVDL_MSG_RUNS: on_runs(e, message->tag, message->run); break;
     case HVDL_MSG_GIVE_UP: hvdl_on_give_up(e, payload, message->payload_bytes); break;
-    case HVDL_MSG_ROLL_CALL:
-        hvdl_on_roll_call(e, message->host, payload, message->payload_bytes);
+    case HVDL_MSG_MISSING_QUERY:
+        hvdl_on_missing_query(e, message->host, payload, message->payload_bytes);
         break;
-    case HVDL_MSG_ROLL_ANSWER:
+    case HVDL_MSG_MISSING_ANSWER:
         hvdl_on_roll_answer(e, message->host, payload, message->payload_bytes);
         break;
     case HVDL_MSG_ORDER: hvdl_on_order(e, message->host, message->key); break;
-    case HVDL_MSG_TURN: hvdl_on_turn(e, message->key, message->tag); break;
+    case HVDL_MSG_SEQUENCE: hvdl_on_sequence(e, message->key, message->tag); break;
     case HVDL_MSG_LEFT:
         e->control->num_left += is_last(e, message);
         if (!message->clean || !hvdl_hold_leave(e, message->host, message->rank))
@@ -119,7 +119,7 @@ static bool receive(hvdl_engine *e, int host)
         const char *payload = next_message(&at, end, &message);
         if (!payload || !hvdl_message_is_sound(e, host, &message, payload)) {
             int leader = hvdl_leader_of(e, host);
-            hvdl_break_because_of(
+            hvdl_fatal_because_of(
                 e, leader,
                 "rank %d on %s sent a control message that is damaged (type %d, %d "
                 "variants, %u bytes): its memory, or the network, is not in order",
@@ -132,7 +132,7 @@ static bool receive(hvdl_engine *e, int host)
     }
     hvdl_err err = last ? HVDL_OK : post_receive(e, host);
     if (err)
-        hvdl_break_for_wire(e, err);
+        hvdl_fatal_for_wire(e, err);
     return true;
 }
 

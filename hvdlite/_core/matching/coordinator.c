@@ -6,7 +6,7 @@
  *   coordinator -> leader   START: a tag for the exchanges, rows  |  RESULT: the tiny result
  *                           |  FAILED: the text of the disagreement
  *
- * and the leader puts the answer into its host's journal. That is one round trip, in which tiny data
+ * and the leader puts the answer into its host's shared log. That is one round trip, in which tiny data
  * travels along. The runs of a plan need none of it: they use the tag the plan was given. */
 #define _GNU_SOURCE
 #include "matching/coordinator.h"
@@ -14,12 +14,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "courses/rows.h"
-#include "engine/breaking.h"
+#include "collectives/rows.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/join.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "matching/messages.h"
 #include "matching/tags.h"
 #include "matching/tiny.h"
@@ -29,7 +29,7 @@
 typedef struct {
     hvdl_node by_key;
     hvdl_key key;
-    uint64_t id; /* of its meeting */
+    uint64_t id; /* of its match */
 } asked;
 
 /* ---- the leader: answers ---- */
@@ -128,25 +128,25 @@ static size_t rows_to_host(hvdl_engine *e, const hvdl_agreement *agreement, int 
     return at * sizeof *to;
 }
 
-/* Host 0 counts, and the coordinator tells all: a host that knows the turn may leave, and its LEFT must
- * not arrive at another host before the turn does. */
+/* Host 0 counts, and the coordinator tells all: a host that knows the number may leave, and its LEFT must
+ * not arrive at another host before the number does. */
 void hvdl_on_order(hvdl_engine *e, int host, hvdl_key key)
 {
     hvdl_message head = {
-        .type = HVDL_MSG_TURN, .key = key, .tag = e->control->coordinator.next_turn++};
+        .type = HVDL_MSG_SEQUENCE, .key = key, .tag = e->control->coordinator.next_sequence++};
     if (host == e->placement.host)
-        hvdl_on_turn(e, key, head.tag);
+        hvdl_on_sequence(e, key, head.tag);
     else
         hvdl_send_message(e, host, &head, NULL, 0);
 }
 
-void hvdl_on_turn(hvdl_engine *e, hvdl_key key, int turn)
+void hvdl_on_sequence(hvdl_engine *e, hvdl_key key, int sequence)
 {
     for (int h = 0; h < e->config.num_hosts; h++)
-        answer(e, h, key, HVDL_MSG_RESULT, turn, NULL, 0);
+        answer(e, h, key, HVDL_MSG_RESULT, sequence, NULL, 0);
 }
 
-static void ask_for_turn(hvdl_engine *e, hvdl_key key)
+static void ask_for_sequence(hvdl_engine *e, hvdl_key key)
 {
     hvdl_message head = {.type = HVDL_MSG_ORDER, .key = key};
     if (e->placement.host == 0)
@@ -189,11 +189,11 @@ static void decide(hvdl_engine *e, hvdl_agreement *agreement)
         return;
     }
     if (desc->place == HVDL_ORDERED && agreement->absent >= 0) {
-        answer_all(e, agreement, HVDL_MSG_RESULT, HVDL_NO_TURN, NULL, 0);
+        answer_all(e, agreement, HVDL_MSG_RESULT, HVDL_NO_SEQUENCE, NULL, 0);
         return;
     }
     if (desc->place == HVDL_ORDERED) {
-        ask_for_turn(e, agreement->key);
+        ask_for_sequence(e, agreement->key);
         free_agreement(agreement);
         return;
     }
@@ -388,74 +388,74 @@ void hvdl_control_fail_open(hvdl_engine *e)
 /* ---- the leader: questions ---- */
 
 /* One after the other, into scratch. Returns their size. */
-static size_t parts_of_host(hvdl_engine *e, const hvdl_meeting *meeting, size_t bytes)
+static size_t parts_of_host(hvdl_engine *e, const hvdl_match *match, size_t bytes)
 {
     char *to = e->control->coordinator.scratch;
     for (int r = 0; r < e->placement.local_size; r++, to += bytes)
-        if (meeting->posted_by[r]) /* else it fails: a rank has joined */
-            memcpy(to, hvdl_payload_of(e, meeting, r, bytes), bytes);
+        if (match->posted_by[r]) /* else it fails: a rank has joined */
+            memcpy(to, hvdl_payload_of(e, match, r, bytes), bytes);
     return (size_t)e->placement.local_size * bytes;
 }
 
 /* This host's part of the data, into scratch (or, rows, as they are). */
-static size_t host_part(hvdl_engine *e, const hvdl_meeting *meeting, const void **part)
+static size_t host_part(hvdl_engine *e, const hvdl_match *match, const void **part)
 {
-    const hvdl_desc *desc = &meeting->variants.variants[0].desc;
+    const hvdl_desc *desc = &match->variants.variants[0].desc;
     *part = e->control->coordinator.scratch;
-    if (meeting->variants.count > 1)
+    if (match->variants.count > 1)
         return 0;
-    if (meeting->rows && desc->place != HVDL_ORDERED) {
+    if (match->rows && desc->place != HVDL_ORDERED) {
         size_t row = hvdl_num_rows_posted(desc, e->config.num_ranks);
-        *part = meeting->rows;
+        *part = match->rows;
         return (size_t)e->placement.local_size * row * sizeof(int64_t);
     }
     size_t bytes = hvdl_data_bytes(desc);
     if (!bytes || !hvdl_is_tiny(e, desc, false))
         return 0;
     if (hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS)
-        return parts_of_host(e, meeting, bytes);
+        return parts_of_host(e, match, bytes);
     if (hvdl_root_gives(hvdl_facts_of(desc))) {
         if (e->placement.host_of[desc->root] != e->placement.host ||
-            !meeting->posted_by[e->placement.local_of[desc->root]])
+            !match->posted_by[e->placement.local_of[desc->root]])
             return 0;
-        *part = hvdl_payload_of(e, meeting, e->placement.local_of[desc->root], bytes);
+        *part = hvdl_payload_of(e, match, e->placement.local_of[desc->root], bytes);
         return bytes;
     }
     const void *inputs[HVDL_MAX_LOCAL];
     hvdl_scale scale = hvdl_host_scale(e, desc);
     int num_inputs = 0;
     for (int r = 0; r < e->placement.local_size; r++)
-        if (meeting->posted_by[r])
-            inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes);
+        if (match->posted_by[r])
+            inputs[num_inputs++] = hvdl_payload_of(e, match, r, bytes);
     hvdl_reduce(desc->dtype, desc->op, e->control->coordinator.scratch, inputs, num_inputs,
                 (size_t)desc->count, &scale);
     return bytes;
 }
 
-void hvdl_control_posted(hvdl_engine *e, hvdl_meeting *meeting)
+void hvdl_control_posted(hvdl_engine *e, hvdl_match *match)
 {
     asked *question = calloc(1, sizeof *question);
     if (!question ||
-        hvdl_table_insert(&e->control->coordinator.asked, &question->by_key, meeting->key.lo)) {
+        hvdl_table_insert(&e->control->coordinator.asked, &question->by_key, match->key.lo)) {
         free(question);
         hvdl_out_of_memory(e);
         return;
     }
-    question->key = meeting->key;
-    question->id = meeting->id;
-    hvdl_message head = {.type = HVDL_MSG_POSTED, .host = e->placement.host, .key = meeting->key};
-    head.variants = meeting->variants;
-    head.internal = meeting->internal;
-    head.epoch = meeting->internal ? 0 : e->join.epoch; /* an Adasum may go on beyond a join */
-    head.rank = hvdl_meeting_absent(e, meeting);
+    question->key = match->key;
+    question->id = match->id;
+    hvdl_message head = {.type = HVDL_MSG_POSTED, .host = e->placement.host, .key = match->key};
+    head.variants = match->variants;
+    head.internal = match->internal;
+    head.epoch = match->internal ? 0 : e->join.epoch; /* an Adasum may go on beyond a join */
+    head.rank = hvdl_match_absent(e, match);
     const void *part;
-    size_t bytes = host_part(e, meeting, &part);
-    meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
-    if (meeting->coordinator == e->placement.host) {
+    size_t bytes = host_part(e, match, &part);
+    match->coordinator = hvdl_coordinator_of(e, match->key);
+    if (match->coordinator == e->placement.host) {
         head.payload_bytes = (uint32_t)bytes;
         hvdl_on_posted(e, &head, part);
     } else {
-        hvdl_send_message(e, meeting->coordinator, &head, part, bytes);
+        hvdl_send_message(e, match->coordinator, &head, part, bytes);
     }
 }
 

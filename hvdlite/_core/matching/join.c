@@ -1,7 +1,7 @@
 /* Join: a rank that has run out of data takes part in the others' allreduces with zeros, until all
  * ranks have joined.
  *
- * Within a host the journal says which ranks have joined (JOIN). A meeting is complete when every local rank
+ * Within a host the shared log says which ranks have joined (JOIN). A match is complete when every local rank
  * has posted or joined. Each rank that has joined makes an operation of its own for it, with zeros
  * (what changes nothing, for Min, Max and Product), so that all ranks go through the same phases.
  *
@@ -22,7 +22,7 @@
 
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "kernels/reduce.h"
 #include "matching/announcing.h"
@@ -217,7 +217,7 @@ static uint64_t least(const hvdl_engine *e, const uint64_t *by_host)
     return fewest;
 }
 
-/* If all have said that all have joined, and all runs of the epoch are in the journal. Messages of two
+/* If all have said that all have joined, and all runs of the epoch are in the shared log. Messages of two
  * hosts come in any order: one that has heard the end may leave before this one has heard it. */
 static void end_epoch_between_hosts(hvdl_engine *e)
 {
@@ -240,11 +240,11 @@ static void end_epoch_between_hosts(hvdl_engine *e)
 /* Runs that have begun before this leader knew that `host` has joined. */
 static void send_runs_under_way(hvdl_engine *e, int host)
 {
-    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_id.slots[i]; node; node = node->next) {
-            const hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
-            if (meeting->plan && e->control->joins.by_host[host] > meeting->epoch)
-                send_run(e, host, meeting->plan);
+    for (size_t i = 0; i < e->matches.by_id.num_slots; i++)
+        for (hvdl_node *node = e->matches.by_id.slots[i]; node; node = node->next) {
+            const hvdl_match *match = HVDL_CONTAINER(node, hvdl_match, by_id);
+            if (match->plan && e->control->joins.by_host[host] > match->epoch)
+                send_run(e, host, match->plan);
         }
 }
 

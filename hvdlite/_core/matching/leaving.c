@@ -1,12 +1,12 @@
 /* Ranks that leave. What is matched is ended with them, and what is not can't be any more: it fails, on
- * all ranks of the host at the same entry of the journal. Called by the driver. */
+ * all ranks of the host at the same entry of the shared log. Called by the driver. */
 #define _GNU_SOURCE
 #include "matching/leaving.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "matching/coordinator.h"
 #include "matching/join.h"
@@ -17,7 +17,7 @@
 /* It left while it was needed. */
 static void break_for(hvdl_engine *e, int rank)
 {
-    hvdl_break_because_of(e, rank, "rank %d on %s has left while operations were under way",
+    hvdl_fatal_because_of(e, rank, "rank %d on %s has left while operations were under way",
                           hvdl_world_rank(e, rank), e->placement.name_of[rank]);
 }
 
@@ -27,7 +27,7 @@ void hvdl_look_for_dead(hvdl_engine *e)
         return;
     int dead = hvdl_shm_find_dead(&e->shm);
     if (dead >= 0)
-        hvdl_break_because_of(e, hvdl_rank_of_local(e, dead), "rank %d on %s has died",
+        hvdl_fatal_because_of(e, hvdl_rank_of_local(e, dead), "rank %d on %s has died",
                               hvdl_world_rank(e, hvdl_rank_of_local(e, dead)),
                               e->config.host_names[e->placement.host]);
     for (int r = 0; r < e->placement.local_size; r++) {
@@ -41,11 +41,11 @@ void hvdl_look_for_dead(hvdl_engine *e)
 static void fail_collecting(hvdl_engine *e, const char *text)
 {
     hvdl_join_fail(e, text);
-    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_key.slots[i]; node; node = node->next) {
-            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
-            if (meeting->operation && hvdl_refuses(e, meeting->operation->internal))
-                hvdl_finish(e, meeting->operation, text);
+    for (size_t i = 0; i < e->matches.by_key.num_slots; i++)
+        for (hvdl_node *node = e->matches.by_key.slots[i]; node; node = node->next) {
+            hvdl_match *match = HVDL_CONTAINER(node, hvdl_match, by_key);
+            if (match->operation && hvdl_refuses(e, match->operation->internal))
+                hvdl_finish(e, match->operation, text);
         }
     for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
         for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
@@ -58,14 +58,14 @@ static void fail_collecting(hvdl_engine *e, const char *text)
 /* The leader: the coordinator that it asked about an operation has left without an answer. */
 static void fail_asked(hvdl_engine *e, int host)
 {
-    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_id.slots[i]; node;) {
-            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
-            bool fails = meeting->coordinator == host && meeting->operation;
+    for (size_t i = 0; i < e->matches.by_id.num_slots; i++)
+        for (hvdl_node *node = e->matches.by_id.slots[i]; node;) {
+            hvdl_match *match = HVDL_CONTAINER(node, hvdl_match, by_id);
+            bool fails = match->coordinator == host && match->operation;
             if (fails)
-                hvdl_finish(e, meeting->operation, e->failure.text);
-            /* With a step of an Adasum ends the whole, whose meeting may be the next one here. */
-            node = fails ? e->meetings.by_id.slots[i] : node->next;
+                hvdl_finish(e, match->operation, e->failure.text);
+            /* With a step of an Adasum ends the whole, whose match may be the next one here. */
+            node = fails ? e->matches.by_id.slots[i] : node->next;
         }
 }
 

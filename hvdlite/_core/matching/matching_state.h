@@ -15,13 +15,13 @@ typedef struct hvdl_deferred hvdl_deferred;
 
 /* Written by announcing.c. */
 typedef struct {
-    hvdl_operation *posts, *posts_last;      /* in the journal, own entry not read yet, in order */
+    hvdl_operation *posts, *posts_last; /* in the shared log, own entry not read yet, in order */
     hvdl_deferred *deferred, *deferred_last; /* entries that found no room, or wait behind one */
 } hvdl_announcing;
 
 /* What the ranks of this host have posted under one key: the same on each of them, because it is made
- * from the journal. In `by_key` until all have posted, in `by_id` until the operation has ended here. */
-struct hvdl_meeting {
+ * from the shared log. In `by_key` until all have posted, in `by_id` until the operation has ended here. */
+struct hvdl_match {
     hvdl_node by_key, by_id;
     hvdl_key key;
     uint64_t id;
@@ -29,7 +29,7 @@ struct hvdl_meeting {
     int posted;
     hvdl_variants variants;
     char *payloads; /* tiny: of each local rank, but those that hvdl_payload_of finds elsewhere */
-    const char *last_payload; /* while the entry is read that completes it: in the journal */
+    const char *last_payload; /* while the entry is read that completes it: in the shared log */
     int last_from;            /* its local rank */
     int64_t *rows;            /* as many numbers of rows of each local rank as it posts, or NULL */
     double *weights;          /* weights.c; NULL: those that have posted have none */
@@ -43,19 +43,19 @@ struct hvdl_meeting {
     bool posted_by[];          /* by local rank */
 };
 
-/* Written by replay.c and meetings.h. */
+/* Written by replay.c and matches.h. */
 typedef struct {
     hvdl_table by_key; /* collecting */
     hvdl_table by_id;
-} hvdl_meetings;
+} hvdl_matches;
 
 /* Within this host; between hosts see hvdl_host_joins. Written by join.c. */
 typedef struct {
     bool *joined; /* by local rank */
     int num_joined;
     uint64_t epoch;            /* how often all have joined */
-    hvdl_operation *operation; /* this rank's, in the journal */
-    hvdl_operation *held;      /* it waits until all runs posted before are in the journal */
+    hvdl_operation *operation; /* this rank's, in the shared log */
+    hvdl_operation *held;      /* it waits until all runs posted before are in the shared log */
     int num_zero_operations;   /* of this rank, in flight */
     int last;                  /* once all have joined, while zero operations are left; else -1 */
 } hvdl_join;
@@ -118,7 +118,7 @@ typedef struct {
 typedef struct {
     hvdl_table asked, open;
     hvdl_agreement *waiting, *waiting_last; /* for a free number */
-    int next_turn;                          /* host 0 */
+    int next_sequence;                      /* host 0 */
     char *scratch;                          /* for the longest payload */
 } hvdl_coordinator;
 

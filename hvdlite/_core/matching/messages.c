@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 
 static uint16_t last_site_bytes(const hvdl_variants *variants)
@@ -27,7 +27,7 @@ static void send_packet(hvdl_engine *e, int host)
                                   hvdl_leader_of(e, host), HVDL_TAG_CONTROL, &packet->request);
     if (err) {
         free(packet);
-        hvdl_break_for_wire(e, err);
+        hvdl_fatal_for_wire(e, err);
         return;
     }
     packet->next = control->sendings;

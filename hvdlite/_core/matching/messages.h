@@ -12,15 +12,15 @@ enum {
     HVDL_MSG_DONE,
     HVDL_MSG_LEFT,
     HVDL_MSG_ORDER,
-    HVDL_MSG_TURN,
+    HVDL_MSG_SEQUENCE,
     HVDL_MSG_HOST_JOINED,
     HVDL_MSG_ALL_JOINED,
     HVDL_MSG_ZERO,
     HVDL_MSG_RUN,
     HVDL_MSG_RUNS,
     HVDL_MSG_GIVE_UP,
-    HVDL_MSG_ROLL_CALL,
-    HVDL_MSG_ROLL_ANSWER,
+    HVDL_MSG_MISSING_QUERY,
+    HVDL_MSG_MISSING_ANSWER,
     HVDL_MSG_FREE,
     HVDL_MSG_SHORT
 };
@@ -28,7 +28,7 @@ enum {
 typedef struct {
     int32_t type, host; /* of the sender */
     hvdl_key key;
-    int32_t tag; /* START; TURN: the number */
+    int32_t tag; /* START; SEQUENCE: the number */
     int32_t rank,
         clean; /* LEFT; rank: HOST_JOINED, ALL_JOINED, too, and of POSTED a rank that has joined */
     int16_t internal;    /* POSTED: of the engine's own operations */

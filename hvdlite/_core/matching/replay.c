@@ -1,4 +1,4 @@
-/* The journal: every rank of the host runs this state machine over the same entries, so all of them take
+/* The shared log: every rank of the host runs this state machine over the same entries, so all of them take
  * the same decisions. Called by the driver. */
 #define _GNU_SOURCE
 #include "matching/replay.h"
@@ -6,16 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "courses/pieces.h"
-#include "courses/rows.h"
-#include "engine/breaking.h"
+#include "collectives/pieces.h"
+#include "collectives/rows.h"
+#include "engine/fatal.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "matching/announcing.h"
 #include "matching/coordinator.h"
 #include "matching/join.h"
 #include "matching/leaving.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "matching/messages.h"
 #include "matching/tags.h"
 #include "matching/tiny.h"
@@ -25,7 +25,7 @@
 #include "operations/operations.h"
 #include "operations/plans.h"
 #include "transfers/transfers.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 /* Fails it with a text that may begin with HVDL_TITLE_HERE. */
 static void fail_with_title(hvdl_engine *e, hvdl_operation *op, const char *text)
@@ -52,50 +52,50 @@ static void make_plan(hvdl_engine *e, hvdl_operation *op, uint64_t id, int tag)
     hvdl_finish(e, op, NULL);
 }
 
-static bool can_take_part(const hvdl_meeting *meeting)
+static bool can_take_part(const hvdl_match *match)
 {
-    return meeting->plan || (meeting->variants.count == 1 &&
-                             hvdl_can_be_joined(&meeting->variants.variants[0].desc));
+    return match->plan ||
+           (match->variants.count == 1 && hvdl_can_be_joined(&match->variants.variants[0].desc));
 }
 
 /* This rank has joined: it needs an operation of its own for what the others do. */
-static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_meeting *meeting)
+static hvdl_operation *take_part_with_zeros(hvdl_engine *e, hvdl_match *match)
 {
     const hvdl_desc *desc =
-        meeting->plan ? &meeting->plan->posting.desc : &meeting->variants.variants[0].desc;
-    hvdl_operation *op = hvdl_zero_operation(e, meeting->key, desc);
+        match->plan ? &match->plan->posting.desc : &match->variants.variants[0].desc;
+    hvdl_operation *op = hvdl_zero_operation(e, match->key, desc);
     if (!op) {
         hvdl_out_of_memory(e);
         return NULL;
     }
-    op->plan = meeting->plan;
-    op->meeting = meeting;
-    meeting->operation = op;
+    op->plan = match->plan;
+    op->match = match;
+    match->operation = op;
     return op;
 }
 
 /* Ranks of this host have joined, and can't take part. */
-static bool fails_by_join(hvdl_engine *e, const hvdl_meeting *meeting)
+static bool fails_by_join(hvdl_engine *e, const hvdl_match *match)
 {
-    const hvdl_desc *desc = &meeting->variants.variants[0].desc;
-    int absent = hvdl_meeting_absent(e, meeting);
-    if (absent < 0 || meeting->plan || hvdl_can_be_joined(desc))
+    const hvdl_desc *desc = &match->variants.variants[0].desc;
+    int absent = hvdl_match_absent(e, match);
+    if (absent < 0 || match->plan || hvdl_can_be_joined(desc))
         return false;
     char text[HVDL_TEXT_BYTES];
     hvdl_describe_absent(e, desc, absent, text);
-    fail_with_title(e, meeting->operation, text);
+    fail_with_title(e, match->operation, text);
     return true;
 }
 
 /* One host: all splits are here. */
-static bool fails_by_splits(hvdl_engine *e, const hvdl_meeting *meeting)
+static bool fails_by_splits(hvdl_engine *e, const hvdl_match *match)
 {
-    const hvdl_desc *desc = &meeting->operation->desc;
+    const hvdl_desc *desc = &match->operation->desc;
     char text[HVDL_TEXT_BYTES];
-    if (!meeting->rows || !hvdl_sends_both_splits(desc) ||
-        !hvdl_splits_differ(e, meeting->rows, meeting->variants.variants[0].site, text))
+    if (!match->rows || !hvdl_sends_both_splits(desc) ||
+        !hvdl_splits_differ(e, match->rows, match->variants.variants[0].site, text))
         return false;
-    fail_with_title(e, meeting->operation, text);
+    fail_with_title(e, match->operation, text);
     return true;
 }
 
@@ -111,90 +111,90 @@ static void count_run(hvdl_engine *e, hvdl_plan *plan, hvdl_operation *op)
 }
 
 /* All ranks of this host have posted, or joined. */
-static void meeting_full(hvdl_engine *e, hvdl_meeting *meeting)
+static void match_full(hvdl_engine *e, hvdl_match *match)
 {
-    hvdl_operation *op = meeting->operation;
-    if (meeting->plan)
-        meeting->plan->collecting = NULL;
+    hvdl_operation *op = match->operation;
+    if (match->plan)
+        match->plan->collecting = NULL;
     else
-        hvdl_table_remove(&e->meetings.by_key, &meeting->by_key);
-    meeting->collecting = false;
-    meeting->epoch = e->join.epoch;
+        hvdl_table_remove(&e->matches.by_key, &match->by_key);
+    match->collecting = false;
+    match->epoch = e->join.epoch;
     if (!op && e->join.joined[e->placement.local] && !*e->failure.text) {
-        if (can_take_part(meeting))
-            op = take_part_with_zeros(e, meeting);
+        if (can_take_part(match))
+            op = take_part_with_zeros(e, match);
         else if (e->placement.is_leader && e->config.num_hosts > 1)
-            hvdl_control_posted(e, meeting); /* it will fail, and this rank has no part in it */
+            hvdl_control_posted(e, match); /* it will fail, and this rank has no part in it */
     }
     if (!op) { /* it has failed here already, or has no part in it */
-        hvdl_meeting_free(meeting);
+        hvdl_match_free(match);
         return;
     }
-    if (hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
-        op->meeting = NULL;
-        hvdl_meeting_free(meeting);
+    if (hvdl_table_insert(&e->matches.by_id, &match->by_id, match->id)) {
+        op->match = NULL;
+        hvdl_match_free(match);
         hvdl_out_of_memory(e);
         return;
     }
-    if (meeting->plan)
-        count_run(e, meeting->plan, op);
-    if (meeting->weights)
-        hvdl_weigh(e, meeting, op);
-    if (e->config.num_hosts > 1 && !meeting->plan) {
+    if (match->plan)
+        count_run(e, match->plan, op);
+    if (match->weights)
+        hvdl_weigh(e, match, op);
+    if (e->config.num_hosts > 1 && !match->plan) {
         if (e->placement.is_leader)
-            hvdl_control_posted(e, meeting);
+            hvdl_control_posted(e, match);
         else
-            meeting->coordinator = hvdl_coordinator_of(e, meeting->key);
+            match->coordinator = hvdl_coordinator_of(e, match->key);
         return;
     }
-    if (meeting->variants.count > 1) {
+    if (match->variants.count > 1) {
         char text[HVDL_TEXT_BYTES];
-        hvdl_variants_describe(&meeting->variants, &e->placement.naming, text);
+        hvdl_variants_describe(&match->variants, &e->placement.naming, text);
         fail_with_title(e, op, text);
         return;
     }
-    if (fails_by_join(e, meeting) || fails_by_splits(e, meeting))
+    if (fails_by_join(e, match) || fails_by_splits(e, match))
         return;
     hvdl_set_state(e, op, HVDL_MATCHED);
     if (hvdl_makes_plan(op))
-        make_plan(e, op, meeting->id, 0);
-    else if (hvdl_is_tiny(e, &op->desc, meeting->plan != NULL))
-        hvdl_complete_tiny(e, meeting);
+        make_plan(e, op, match->id, 0);
+    else if (hvdl_is_tiny(e, &op->desc, match->plan != NULL))
+        hvdl_complete_tiny(e, match);
     else
-        hvdl_begin(e, op, meeting->plan ? meeting->plan->tag : 0, meeting->rows);
+        hvdl_begin(e, op, match->plan ? match->plan->tag : 0, match->rows);
 }
 
 /* Counts a POST or RUN. */
-static void count_posted(hvdl_meeting *meeting, int from)
+static void count_posted(hvdl_match *match, int from)
 {
-    meeting->posted += !meeting->posted_by[from];
-    meeting->posted_by[from] = true;
+    match->posted += !match->posted_by[from];
+    match->posted_by[from] = true;
 }
 
 /* By the rank `from`. It has been counted, and its payload kept. */
-static void meeting_joined(hvdl_engine *e, hvdl_meeting *meeting, hvdl_operation *own, int from)
+static void match_joined(hvdl_engine *e, hvdl_match *match, hvdl_operation *own, int from)
 {
     if (own) {
-        meeting->operation = own;
-        own->meeting = meeting;
+        match->operation = own;
+        own->match = match;
         if (hvdl_refuses(e, own->internal))
             hvdl_finish(e, own, e->failure.text);
     }
-    if (!hvdl_meeting_complete(e, meeting))
+    if (!hvdl_match_complete(e, match))
         return;
-    const hvdl_operation *op = meeting->operation;
+    const hvdl_operation *op = match->operation;
     if (op && op->ticket && e->config.num_hosts == 1)
         hvdl_box_write_peer(e, op, hvdl_world_rank(e, hvdl_rank_of_local(e, from)));
-    meeting_full(e, meeting);
+    match_full(e, match);
 }
 
 /* Returns the bytes of the entry that its site takes. */
-static __attribute__((noinline)) size_t read_site(const hvdl_engine *e, hvdl_meeting *meeting,
+static __attribute__((noinline)) size_t read_site(const hvdl_engine *e, hvdl_match *match,
                                                   hvdl_variant *variant, const hvdl_entry *entry)
 {
     size_t site_bytes = hvdl_post_site_bytes(entry);
     const char *site = (const char *)hvdl_entry_body(entry) + sizeof(hvdl_post_body);
-    meeting->has_sites = true;
+    match->has_sites = true;
     if (variant)
         hvdl_variant_place(variant, hvdl_rank_of_local(e, entry->from), site, site_bytes);
     return hvdl_padded_site_bytes(site_bytes);
@@ -204,30 +204,30 @@ static void read_post(hvdl_engine *e, const hvdl_entry *entry)
 {
     const hvdl_post_body *body = hvdl_entry_body(entry);
     size_t head_bytes = sizeof *body;
-    hvdl_meeting *meeting = hvdl_meeting_by_key(e, body->key);
-    if (!meeting) {
-        meeting = hvdl_meeting_new(e, entry->position);
-        if (!meeting || hvdl_table_insert(&e->meetings.by_key, &meeting->by_key, body->key.lo)) {
-            free(meeting);
+    hvdl_match *match = hvdl_match_by_key(e, body->key);
+    if (!match) {
+        match = hvdl_match_new(e, entry->position);
+        if (!match || hvdl_table_insert(&e->matches.by_key, &match->by_key, body->key.lo)) {
+            free(match);
             hvdl_out_of_memory(e);
             return;
         }
-        meeting->key = body->key;
+        match->key = body->key;
     }
     hvdl_operation *own = entry->from == e->placement.local ? hvdl_next_announced(e) : NULL;
     hvdl_variant *variant =
-        hvdl_variants_add(&meeting->variants, &body->desc, hvdl_rank_of_local(e, entry->from));
-    if (hvdl_post_site_bytes(entry) || meeting->has_sites)
-        head_bytes += read_site(e, meeting, variant, entry);
-    meeting->internal = hvdl_post_is_internal(entry);
-    count_posted(meeting, entry->from);
-    if (hvdl_keep_payload(e, meeting, entry, own, &body->desc,
+        hvdl_variants_add(&match->variants, &body->desc, hvdl_rank_of_local(e, entry->from));
+    if (hvdl_post_site_bytes(entry) || match->has_sites)
+        head_bytes += read_site(e, match, variant, entry);
+    match->internal = hvdl_post_is_internal(entry);
+    count_posted(match, entry->from);
+    if (hvdl_keep_payload(e, match, entry, own, &body->desc,
                           (const char *)hvdl_entry_body(entry) + head_bytes,
                           entry->body_bytes - head_bytes)) {
         hvdl_out_of_memory(e);
         return;
     }
-    meeting_joined(e, meeting, own, entry->from);
+    match_joined(e, match, own, entry->from);
 }
 
 static void read_run(hvdl_engine *e, const hvdl_entry *entry)
@@ -236,7 +236,7 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
     if (!plan)
         return;
     if (!plan->collecting) {
-        plan->collecting = hvdl_meeting_new(e, entry->position);
+        plan->collecting = hvdl_match_new(e, entry->position);
         if (!plan->collecting) {
             hvdl_out_of_memory(e);
             return;
@@ -253,12 +253,12 @@ static void read_run(hvdl_engine *e, const hvdl_entry *entry)
         hvdl_out_of_memory(e);
         return;
     }
-    meeting_joined(e, plan->collecting, own, entry->from);
+    match_joined(e, plan->collecting, own, entry->from);
 }
 
 static void read_start(hvdl_engine *e, hvdl_operation *op, const hvdl_entry *entry)
 {
-    op->meeting->coordinator = -1; /* it has answered */
+    op->match->coordinator = -1; /* it has answered */
     hvdl_set_state(e, op, HVDL_MATCHED);
     if (hvdl_makes_plan(op))
         make_plan(e, op, entry->id, (int)entry->arg);
@@ -309,25 +309,25 @@ static void read_free(hvdl_engine *e, uint64_t id)
 }
 
 /* The others' operation: all ranks of this host have joined. */
-static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_desc *desc, int tag)
+static void begin_with_zeros(hvdl_engine *e, hvdl_match *match, const hvdl_desc *desc, int tag)
 {
     hvdl_desc zeros = *desc;
     /* The others' factor might change what is neutral. An Adasum's is for a slice of everyone's
      * tensors, which this rank scales. */
     if (desc->op != HVDL_ADASUM)
         zeros.prescale = 1.0;
-    hvdl_operation *op = meeting ? hvdl_zero_operation(e, meeting->key, &zeros) : NULL;
-    if (!op || hvdl_table_insert(&e->meetings.by_id, &meeting->by_id, meeting->id)) {
-        free(meeting);
+    hvdl_operation *op = match ? hvdl_zero_operation(e, match->key, &zeros) : NULL;
+    if (!op || hvdl_table_insert(&e->matches.by_id, &match->by_id, match->id)) {
+        free(match);
         hvdl_out_of_memory(e);
         return;
     }
     op->partials.scaled = desc->prescale != 1.0;
-    meeting->collecting = false;
-    meeting->operation = op;
-    meeting->epoch = e->join.epoch;
-    op->meeting = meeting;
-    op->plan = meeting->plan;
+    match->collecting = false;
+    match->operation = op;
+    match->epoch = e->join.epoch;
+    op->match = match;
+    op->plan = match->plan;
     if (op->plan) {
         op->counted = true;
         op->plan->num_active++;
@@ -338,11 +338,11 @@ static void begin_with_zeros(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_d
 static void read_zero(hvdl_engine *e, const hvdl_entry *entry)
 {
     hvdl_post_body body;
-    hvdl_meeting *meeting = hvdl_meeting_new(e, entry->position);
+    hvdl_match *match = hvdl_match_new(e, entry->position);
     memcpy(&body, hvdl_entry_body(entry), sizeof body);
-    if (meeting)
-        meeting->key = body.key;
-    begin_with_zeros(e, meeting, &body.desc, (int)entry->arg);
+    if (match)
+        match->key = body.key;
+    begin_with_zeros(e, match, &body.desc, (int)entry->arg);
 }
 
 static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
@@ -350,41 +350,41 @@ static void read_zero_run(hvdl_engine *e, const hvdl_entry *entry)
     hvdl_plan *plan = hvdl_plan_by_id(&e->plans, entry->id);
     if (!plan)
         return;
-    hvdl_meeting *meeting = hvdl_meeting_new(e, entry->position);
-    if (meeting) {
-        meeting->key = plan->key;
-        meeting->plan = plan;
+    hvdl_match *match = hvdl_match_new(e, entry->position);
+    if (match) {
+        match->key = plan->key;
+        match->plan = plan;
     }
     if (!e->placement.is_leader) /* it has counted when it was told */
         plan->num_runs++;
     plan->zero_run_announced = false;
-    begin_with_zeros(e, meeting, &plan->posting.desc, plan->tag);
+    begin_with_zeros(e, match, &plan->posting.desc, plan->tag);
 }
 
 /* Begins what is complete now that a rank has joined. */
-static void complete_meetings(hvdl_engine *e)
+static void complete_matches(hvdl_engine *e)
 {
     /* What is complete first, then begun: beginning may change the tables. */
-    size_t room = e->meetings.by_key.count + e->plans.by_id.count, count = 0;
-    hvdl_meeting **complete = malloc((room + 1) * sizeof *complete);
+    size_t room = e->matches.by_key.count + e->plans.by_id.count, count = 0;
+    hvdl_match **complete = malloc((room + 1) * sizeof *complete);
     if (!complete) {
         hvdl_out_of_memory(e);
         return;
     }
-    for (size_t i = 0; i < e->meetings.by_key.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_key.slots[i]; node; node = node->next) {
-            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_meeting, by_key);
-            if (hvdl_meeting_complete(e, meeting))
-                complete[count++] = meeting;
+    for (size_t i = 0; i < e->matches.by_key.num_slots; i++)
+        for (hvdl_node *node = e->matches.by_key.slots[i]; node; node = node->next) {
+            hvdl_match *match = HVDL_CONTAINER(node, hvdl_match, by_key);
+            if (hvdl_match_complete(e, match))
+                complete[count++] = match;
         }
     for (size_t i = 0; i < e->plans.by_id.num_slots; i++)
         for (hvdl_node *node = e->plans.by_id.slots[i]; node; node = node->next) {
-            hvdl_meeting *meeting = HVDL_CONTAINER(node, hvdl_plan, by_id)->collecting;
-            if (meeting && hvdl_meeting_complete(e, meeting))
-                complete[count++] = meeting;
+            hvdl_match *match = HVDL_CONTAINER(node, hvdl_plan, by_id)->collecting;
+            if (match && hvdl_match_complete(e, match))
+                complete[count++] = match;
         }
     for (size_t i = 0; i < count; i++)
-        meeting_full(e, complete[i]);
+        match_full(e, complete[i]);
     free(complete);
 }
 
@@ -392,7 +392,7 @@ static void read_join(hvdl_engine *e, int local)
 {
     if (!hvdl_join_add(e, local))
         return;
-    complete_meetings(e);
+    complete_matches(e);
     hvdl_join_added(e, local);
 }
 
@@ -411,15 +411,15 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     case HVDL_ENTRY_ZERO: read_zero(e, entry); return;
     case HVDL_ENTRY_ZERO_RUN: read_zero_run(e, entry); return;
     case HVDL_ENTRY_GIVE_UP: hvdl_read_give_up(e, entry); return;
-    case HVDL_ENTRY_ROLL_CALL: hvdl_read_roll_call(e, entry); return;
-    case HVDL_ENTRY_ROLL_ANSWER: hvdl_read_roll_answer(e, entry); return;
-    case HVDL_ENTRY_LETTER: hvdl_read_letter(e, entry); return;
+    case HVDL_ENTRY_MISSING_QUERY: hvdl_read_missing_query(e, entry); return;
+    case HVDL_ENTRY_MISSING_ANSWER: hvdl_read_roll_answer(e, entry); return;
+    case HVDL_ENTRY_HEADER: hvdl_read_header(e, entry); return;
     case HVDL_ENTRY_LEAVE: hvdl_read_leave(e, (int)entry->id, entry->arg); return;
     default: break;
     }
-    hvdl_meeting *meeting = hvdl_meeting_by_id(e, entry->id);
-    if (meeting)
-        op = meeting->operation;
+    hvdl_match *match = hvdl_match_by_id(e, entry->id);
+    if (match)
+        op = match->operation;
     if (!op)
         return; /* it has failed here already */
     switch (entry->type) {
@@ -432,12 +432,12 @@ static void read_entry(hvdl_engine *e, const hvdl_entry *entry)
     }
 }
 
-bool hvdl_read_journal(hvdl_engine *e)
+bool hvdl_read_log(hvdl_engine *e)
 {
     bool any = false;
-    for (const hvdl_entry *entry; (entry = hvdl_journal_next(&e->shm)); any = true) {
+    for (const hvdl_entry *entry; (entry = hvdl_log_next(&e->shm)); any = true) {
         read_entry(e, entry);
-        hvdl_journal_advance(&e->shm, entry);
+        hvdl_log_advance(&e->shm, entry);
     }
     return any;
 }

@@ -1,4 +1,4 @@
-/* Operations whose data travels in the journal, beside their posting: what the ranks gave, and, on one
+/* Operations whose data travels in the shared log, beside their posting: what the ranks gave, and, on one
  * host, the result. */
 #define _GNU_SOURCE
 #include "matching/tiny.h"
@@ -6,68 +6,67 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "courses/partials.h"
-#include "courses/reducescatter.h"
-#include "engine/breaking.h"
+#include "collectives/partials.h"
+#include "collectives/reducescatter.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "operations/facts.h"
 #include "operations/operations.h"
 #include "operations/queue.h"
 
-const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_meeting *meeting, int local,
-                            size_t bytes)
+const char *hvdl_payload_of(const hvdl_engine *e, const hvdl_match *match, int local, size_t bytes)
 {
     if (local == e->placement.local)
-        return meeting->operation->input;
-    if (meeting->last_payload && local == meeting->last_from)
-        return meeting->last_payload;
-    return meeting->payloads + (size_t)local * bytes;
+        return match->operation->input;
+    if (match->last_payload && local == match->last_from)
+        return match->last_payload;
+    return match->payloads + (size_t)local * bytes;
 }
 
-static __attribute__((noinline)) hvdl_err keep_rows(const hvdl_engine *e, hvdl_meeting *meeting,
+static __attribute__((noinline)) hvdl_err keep_rows(const hvdl_engine *e, hvdl_match *match,
                                                     const hvdl_entry *entry, const hvdl_desc *desc,
                                                     const void *payload)
 {
     size_t row = hvdl_num_rows_posted(desc, e->config.num_ranks);
     if (!row)
         return HVDL_OK;
-    if (!meeting->rows)
-        meeting->rows = calloc((size_t)e->placement.local_size * row, sizeof *meeting->rows);
-    if (!meeting->rows)
+    if (!match->rows)
+        match->rows = calloc((size_t)e->placement.local_size * row, sizeof *match->rows);
+    if (!match->rows)
         return HVDL_ENOMEM;
     if (hvdl_facts_of(desc)->rows == HVDL_ROWS_OWN)
         payload = &entry->rows;
-    memcpy(meeting->rows + entry->from * row, payload, row * sizeof *meeting->rows);
+    memcpy(match->rows + entry->from * row, payload, row * sizeof *match->rows);
     return HVDL_OK;
 }
 
-hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry,
+hvdl_err hvdl_keep_payload(hvdl_engine *e, hvdl_match *match, const hvdl_entry *entry,
                            const hvdl_operation *own, const hvdl_desc *desc, const void *payload,
                            size_t bytes)
 {
-    if (meeting->variants.count > 1)
+    if (match->variants.count > 1)
         return HVDL_OK; /* it fails */
     if (hvdl_facts_of(desc)->rows != HVDL_ROWS_SAME) {
-        hvdl_err err = keep_rows(e, meeting, entry, desc, payload);
+        hvdl_err err = keep_rows(e, match, entry, desc, payload);
         if (err || hvdl_sends_splits(desc))
             return err;
     }
     if (!bytes)
         return HVDL_OK;
-    if (hvdl_meeting_complete(e, meeting)) {
-        meeting->last_payload = payload;
-        meeting->last_from = entry->from;
+    if (hvdl_match_complete(e, match)) {
+        match->last_payload = payload;
+        match->last_from = entry->from;
         return HVDL_OK;
     }
     if (own)
         return HVDL_OK; /* its input is read where it is */
-    if (!meeting->payloads) {
-        meeting->payloads = hvdl_new_array((size_t)e->placement.local_size, bytes);
-        if (!meeting->payloads)
+    if (!match->payloads) {
+        match->payloads = hvdl_new_array((size_t)e->placement.local_size, bytes);
+        if (!match->payloads)
             return HVDL_ENOMEM;
     }
-    memcpy(meeting->payloads + entry->from * bytes, payload, bytes);
+    memcpy(match->payloads + entry->from * bytes, payload, bytes);
     return HVDL_OK;
 }
 
@@ -89,36 +88,36 @@ hvdl_range hvdl_tiny_part(const hvdl_engine *e, const hvdl_operation *op)
 }
 
 /* One host. */
-static void reduce_along_tree(const hvdl_engine *e, const hvdl_meeting *meeting,
+static void reduce_along_tree(const hvdl_engine *e, const hvdl_match *match,
                               const void *const *inputs, int num_inputs, size_t count,
                               const hvdl_scale *scale)
 {
-    const hvdl_operation *op = meeting->operation;
+    const hvdl_operation *op = match->operation;
     uint8_t merges[HVDL_MAX_LOCAL];
-    hvdl_tree_merges(e->placement.local_size, meeting->posted_by, merges);
+    hvdl_tree_merges(e->placement.local_size, match->posted_by, merges);
     hvdl_reduce_tree(op->desc.dtype, op->desc.dtype, op->desc.op, op->output, inputs, merges,
                      num_inputs, count, scale);
 }
 
-void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
+void hvdl_complete_tiny(hvdl_engine *e, hvdl_match *match)
 {
-    hvdl_operation *op = meeting->operation;
+    hvdl_operation *op = match->operation;
     const hvdl_desc *desc = &op->desc;
     size_t bytes = hvdl_data_bytes(desc);
     hvdl_set_state(e, op, HVDL_RUNNING);
     if (desc->place == HVDL_ORDERED) {
-        bool joined = hvdl_meeting_absent(e, meeting) >= 0;
-        if (hvdl_say_number(op, joined ? HVDL_NO_TURN : (int64_t)hvdl_queue_turn(e))) {
+        bool joined = hvdl_match_absent(e, match) >= 0;
+        if (hvdl_say_number(op, joined ? HVDL_NO_SEQUENCE : (int64_t)hvdl_next_sequence(e))) {
             hvdl_out_of_memory(e);
             return;
         }
     }
     if (bytes && hvdl_facts_of(desc)->result == HVDL_RESULT_PARTS) {
         for (int r = 0; r < e->placement.local_size; r++)
-            hvdl_put_tiny_part(op, hvdl_rank_of_local(e, r), hvdl_payload_of(e, meeting, r, bytes),
+            hvdl_put_tiny_part(op, hvdl_rank_of_local(e, r), hvdl_payload_of(e, match, r, bytes),
                                bytes);
     } else if (bytes && hvdl_root_gives(hvdl_facts_of(desc))) {
-        const char *from = hvdl_payload_of(e, meeting, e->placement.local_of[desc->root], bytes);
+        const char *from = hvdl_payload_of(e, match, e->placement.local_of[desc->root], bytes);
         if (op->output != from)
             memcpy(op->output, from, bytes);
     } else if (bytes) {
@@ -128,15 +127,15 @@ void hvdl_complete_tiny(hvdl_engine *e, hvdl_meeting *meeting)
         double factors[HVDL_MAX_LOCAL];
         int num_inputs = 0; /* ranks that have joined and not posted are left out */
         for (int r = 0; r < e->placement.local_size; r++)
-            if (meeting->posted_by[r]) {
+            if (match->posted_by[r]) {
                 factors[num_inputs] = scale.factors ? scale.factors[r] : 1.0;
-                inputs[num_inputs++] = hvdl_payload_of(e, meeting, r, bytes) +
-                                       own.begin * hvdl_dtype_bytes(desc->dtype);
+                inputs[num_inputs++] =
+                    hvdl_payload_of(e, match, r, bytes) + own.begin * hvdl_dtype_bytes(desc->dtype);
             }
         if (scale.factors)
             scale.factors = factors;
         if (hvdl_adds_along_tree(e, desc))
-            reduce_along_tree(e, meeting, inputs, num_inputs, hvdl_range_size(own), &scale);
+            reduce_along_tree(e, match, inputs, num_inputs, hvdl_range_size(own), &scale);
         else
             hvdl_reduce(desc->dtype, desc->op, op->output, inputs, num_inputs, hvdl_range_size(own),
                         &scale);

@@ -16,35 +16,35 @@ void hvdl_weight_to_entry(const hvdl_weight *weight, hvdl_entry *run)
 }
 
 /* By local rank the weights, then the factors of the ranks' input. */
-hvdl_err hvdl_keep_weight(const hvdl_engine *e, hvdl_meeting *meeting, const hvdl_entry *entry)
+hvdl_err hvdl_keep_weight(const hvdl_engine *e, hvdl_match *match, const hvdl_entry *entry)
 {
     size_t ranks = (size_t)e->placement.local_size;
     if (entry->rows == NO_WEIGHT)
         return HVDL_OK;
-    if (!meeting->weights)
-        meeting->weights = calloc(2 * ranks, sizeof *meeting->weights);
-    if (!meeting->weights)
+    if (!match->weights)
+        match->weights = calloc(2 * ranks, sizeof *match->weights);
+    if (!match->weights)
         return HVDL_ENOMEM;
-    double *weight = &meeting->weights[entry->from];
+    double *weight = &match->weights[entry->from];
     memcpy(weight, &entry->arg, sizeof *weight);
     weight[ranks] = entry->rows == WEIGHT_IN_INPUT ? 1.0 : *weight;
-    meeting->num_weights++;
+    match->num_weights++;
     return HVDL_OK;
 }
 
 /* Added in the order of the ranks, which gives every one the same bits. Equal weights that are not in the
  * input yet are as good as 1.0 each, and then nothing is multiplied. */
-void hvdl_weigh(const hvdl_engine *e, const hvdl_meeting *meeting, hvdl_operation *op)
+void hvdl_weigh(const hvdl_engine *e, const hvdl_match *match, hvdl_operation *op)
 {
     int ranks = e->placement.local_size;
-    size_t num_weighted = meeting->plan->posting.num_weighted;
-    const double *weights = meeting->weights, *factors = weights + ranks;
+    size_t num_weighted = match->plan->posting.num_weighted;
+    const double *weights = match->weights, *factors = weights + ranks;
     double total = 0.0, first = -1.0;
     bool equal = true;
-    if (!num_weighted || meeting->num_weights < meeting->posted)
+    if (!num_weighted || match->num_weights < match->posted)
         return;
     for (int r = 0; r < ranks; r++) {
-        if (!meeting->posted_by[r])
+        if (!match->posted_by[r])
             continue;
         first = first < 0.0 ? weights[r] : first;
         equal = equal && weights[r] == first && factors[r] == first;
@@ -52,7 +52,7 @@ void hvdl_weigh(const hvdl_engine *e, const hvdl_meeting *meeting, hvdl_operatio
     }
     if (total == 0.0)
         return;
-    op->to_weighted = e->config.num_ranks / (equal ? (double)meeting->posted : total);
+    op->to_weighted = e->config.num_ranks / (equal ? (double)match->posted : total);
     op->factors = equal ? NULL : factors;
     op->num_weighted = equal && op->to_weighted == 1.0 ? 0 : num_weighted;
 }

@@ -7,9 +7,8 @@
 /* Puts the weight of a run into its RUN entry. */
 void hvdl_weight_to_entry(const hvdl_weight *weight, hvdl_entry *run);
 /* Keeps the one in this entry, if it has one. */
-hvdl_err hvdl_keep_weight(const hvdl_engine *engine, hvdl_meeting *meeting,
-                          const hvdl_entry *entry);
+hvdl_err hvdl_keep_weight(const hvdl_engine *engine, hvdl_match *match, const hvdl_entry *entry);
 /* All ranks of the host have posted the run, or joined: says how `operation`, this rank's part, is weighted. */
-void hvdl_weigh(const hvdl_engine *engine, const hvdl_meeting *meeting, hvdl_operation *operation);
+void hvdl_weigh(const hvdl_engine *engine, const hvdl_match *match, hvdl_operation *operation);
 
 #endif

@@ -21,8 +21,8 @@
 
 /* Tags. From HVDL_TAG_DATA on, the messages are data. */
 #define HVDL_TAG_CONTROL 1
-/* 2: the last message on a communicator (world/meeting/communicators.py) */
-#define HVDL_TAG_LETTER 3 /* of sends and receives: transfers.h */
+/* 2: the last message on a communicator (world/match/communicators.py) */
+#define HVDL_TAG_HEADER 3 /* of sends and receives: transfers.h */
 #define HVDL_TAG_DATA 4
 #define HVDL_TAG_FIRST 16 /* of exchanges */
 

@@ -30,7 +30,7 @@ static hvdl_err finish(hvdl_engine *e, hvdl_operation *op)
         bytes *= (size_t)op->splits[0];
     }
     if (facts->result == HVDL_RESULT_GATHERED || facts->result == HVDL_RESULT_NUMBER || ordered) {
-        hvdl_err err = hvdl_say_number(op, ordered ? (int64_t)hvdl_queue_turn(e) : 0);
+        hvdl_err err = hvdl_say_number(op, ordered ? (int64_t)hvdl_next_sequence(e) : 0);
         if (err)
             return err;
     }

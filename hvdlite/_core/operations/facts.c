@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "courses/partials.h"
+#include "collectives/partials.h"
 #include "engine/state.h"
 
 /* Every rank of a host keeps tiny data of all of them, and between hosts that of all goes through one, its

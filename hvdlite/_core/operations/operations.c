@@ -5,11 +5,11 @@
 
 #include <string.h>
 
-#include "courses/reducescatter.h"
-#include "engine/breaking.h"
+#include "collectives/reducescatter.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "engine/waking.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "operations/activity.h"
 #include "operations/black_box.h"
 #include "operations/facts.h"
@@ -46,7 +46,7 @@ static bool has_extras(const hvdl_operation *op)
            (uintptr_t)op->extents.list | (uintptr_t)op->partials.memory;
 }
 
-/* Also what the courses keep of it: courses_state.h. */
+/* Also what the collectives keep of it: collectives_state.h. */
 void hvdl_operation_free(hvdl_operation *op)
 {
     free(op->name);
@@ -129,12 +129,12 @@ void hvdl_finish(hvdl_engine *e, hvdl_operation *op, const char *text)
     char room[HVDL_TEXT_BYTES];
     text = e->callbacks->ending(e, op, text, room);
     /* What ends after its epoch has ended earlier on other ranks. */
-    if (text && op->meeting && op->meeting->epoch == e->join.epoch && !op->unnamed &&
+    if (text && op->match && op->match->epoch == e->join.epoch && !op->unnamed &&
         hvdl_queue_count_failure(e, op->key))
         hvdl_out_of_memory(e);
-    if (op->meeting)
-        hvdl_meeting_leave(&e->meetings, op->meeting);
-    op->meeting = NULL;
+    if (op->match)
+        hvdl_match_leave(&e->matches, op->match);
+    op->match = NULL;
     if (text)
         op->error = strdup(text);
     hvdl_ended ended = {op->plan, hvdl_makes_plan(op), op->counted, op->zeros != NULL, text};

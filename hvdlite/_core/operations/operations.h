@@ -4,7 +4,7 @@
 
 #include "engine/state.h"
 
-/* Ends an operation; text NULL: it succeeded. Takes it out of its meeting. */
+/* Ends an operation; text NULL: it succeeded. Takes it out of its match. */
 void hvdl_finish(hvdl_engine *engine, hvdl_operation *operation, const char *text);
 void hvdl_set_state(hvdl_engine *engine, hvdl_operation *operation, hvdl_state state);
 /* What the operation says besides its result. */

@@ -7,11 +7,11 @@
 
 #include "base/kinds.h"
 #include "base/table.h"
-#include "courses/courses_state.h"
+#include "collectives/collectives_state.h"
 #include "engine/engine.h"
 #include "watching/watching_state.h"
 
-typedef struct hvdl_meeting hvdl_meeting;   /* matching_state.h */
+typedef struct hvdl_match hvdl_match;       /* matching_state.h */
 typedef struct hvdl_transfer hvdl_transfer; /* transfers_state.h */
 
 typedef enum { HVDL_POSTED, HVDL_MATCHED, HVDL_RUNNING, HVDL_DONE, HVDL_FAILED } hvdl_state;
@@ -50,13 +50,13 @@ struct hvdl_operation {
     /* the driver's */
     uint64_t ticket; /* in the black box; 0: it is not there */
     char *error;
-    hvdl_meeting *meeting; /* from the moment it is matched on this host */
+    hvdl_match *match; /* from the moment it is matched on this host */
     /* Of a run with weights: of how many elements, from the first on, the inputs are multiplied by the factors
      * of the local ranks (NULL: 1.0 each), and the average by to_weighted. Written by weights.c. */
     size_t num_weighted;
     const double *factors;
     double to_weighted;
-    const hvdl_course *course; /* once it has begun: see phases.h */
+    const hvdl_collective *collective; /* once it has begun: see phases.h */
     hvdl_progress progress;
     hvdl_lateness stall;
     bool pinned;  /* a message may still use its buffers: never hand them back */
@@ -89,12 +89,12 @@ struct hvdl_plan {
     uint64_t id;
     int tag;
     bool ready;
-    char *error;              /* it could not be made */
-    hvdl_operation *waiting;  /* a run posted before it was ready */
-    hvdl_meeting *collecting; /* of the next run */
-    uint64_t num_runs;        /* begun on this host, or, on a host that has joined, about to be */
-    uint64_t num_known_runs;  /* the leader: also those of others that wait for the one before */
-    bool zero_run_announced;  /* the leader: ZERO_RUN is in the journal, and not read yet */
+    char *error;             /* it could not be made */
+    hvdl_operation *waiting; /* a run posted before it was ready */
+    hvdl_match *collecting;  /* of the next run */
+    uint64_t num_runs;       /* begun on this host, or, on a host that has joined, about to be */
+    uint64_t num_known_runs; /* the leader: also those of others that wait for the one before */
+    bool zero_run_announced; /* the leader: ZERO_RUN is in the shared log, and not read yet */
     bool ends_elsewhere; /* the leader: a host where a rank has left begins these and no more: */
     uint64_t num_runs_elsewhere;
     int num_active;   /* runs that have begun and not ended on this rank */
@@ -104,7 +104,7 @@ struct hvdl_plan {
     hvdl_operation *run; /* in flight */
     bool made;           /* its making has ended */
     bool released;       /* by the caller; `next` is then in queue.released_plans */
-    bool announced;      /* RELEASE is in the journal */
+    bool announced;      /* RELEASE is in the shared log */
     hvdl_plan *next;
 };
 
@@ -125,7 +125,7 @@ typedef struct {
     void **dead_owners;        /* of plans that are gone */
     size_t num_dead_owners, room_dead_owners;
     uint64_t num_operations, last_number;
-    uint64_t next_turn; /* of operations that the engine only agrees on; one host */
+    uint64_t next_sequence; /* of operations that the engine only agrees on; one host */
     bool closed;
     bool undriven;             /* and no thread drives the engine any more */
     _Atomic bool queued;       /* the queue or released_plans is not empty */

@@ -6,7 +6,7 @@
 
 #include "engine/state.h"
 #include "matching/announcing.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "operations/facts.h"
 #include "operations/operations.h"
 #include "operations/queue.h"
@@ -198,7 +198,7 @@ void hvdl_plans_free(hvdl_engine *e)
             hvdl_plan *plan = HVDL_CONTAINER(node, hvdl_plan, by_id);
             next = node->next;
             if (plan->collecting)
-                hvdl_meeting_free(plan->collecting);
+                hvdl_match_free(plan->collecting);
             free_memory(plan);
         }
     free(e->plans.by_id.slots);

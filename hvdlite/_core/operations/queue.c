@@ -72,12 +72,12 @@ uint64_t hvdl_queue_number(hvdl_engine *e)
     return number;
 }
 
-uint64_t hvdl_queue_turn(hvdl_engine *e)
+uint64_t hvdl_next_sequence(hvdl_engine *e)
 {
     pthread_mutex_lock(&e->queue.lock);
-    uint64_t turn = e->queue.next_turn++;
+    uint64_t sequence = e->queue.next_sequence++;
     pthread_mutex_unlock(&e->queue.lock);
-    return turn;
+    return sequence;
 }
 
 void *hvdl_operation_release(hvdl_engine *e, hvdl_operation *op)

@@ -12,8 +12,8 @@ hvdl_err hvdl_queue_adopt(hvdl_engine *engine, hvdl_operation *operation);
 /* The number of an operation that ends without the driver. */
 uint64_t hvdl_queue_number(hvdl_engine *engine);
 
-/* The turn of an operation that the engine only agrees on. */
-uint64_t hvdl_queue_turn(hvdl_engine *engine);
+/* The sequence number of an operation that the engine only agrees on. */
+uint64_t hvdl_next_sequence(hvdl_engine *engine);
 
 /* The driver. All that was queued, as lists; both may be NULL. */
 static inline void hvdl_queue_drain(hvdl_queue *queue, hvdl_operation **operations,

@@ -7,7 +7,7 @@
 
 #include "base/descriptors.h"
 #include "base/faults.h"
-#include "host/conveyor.h"
+#include "host/pipeline.h"
 #include "python/python_glue.h"
 #include "kernels/fingerprint.h"
 #include "kernels/reduce.h"
@@ -329,7 +329,7 @@ static int module_exec(PyObject *module)
         {"RING", HVDL_RING},
         {"DIRECT", HVDL_DIRECT},
         {"RECURSIVE_DOUBLING", HVDL_DOUBLING},
-        {"HEADER_BYTES", HVDL_HEADER_BYTES},
+        {"CALLER_BYTES", HVDL_CALLER_BYTES},
         {"EVENT_BYTES", sizeof(hvdl_event)},
         {"BLACK_BOX_BYTES", (int)hvdl_box_bytes()},
     };

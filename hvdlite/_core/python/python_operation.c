@@ -176,7 +176,7 @@ static PyObject *operation_capsule(PyObject *object, PyObject *unused)
     if (!operation)
         return NULL;
     const hvdl_desc *desc = hvdl_operation_desc(operation);
-    /* Of an ordered one the rows are its turn, and it may have no shape. */
+    /* Of an ordered one the rows are its sequence number, and it may have no shape. */
     if (hvdl_facts_of(desc)->result != HVDL_RESULT_GATHERED || desc->place == HVDL_ORDERED) {
         PyErr_SetString(PyExc_RuntimeError, "only an allgather or alltoall has a result to take");
         return NULL;

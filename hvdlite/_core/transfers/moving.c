@@ -1,14 +1,14 @@
-/* The data of messages that are too large for a letter. Where they go is known, so nothing waits for a
+/* The data of messages that are too large for a header. Where they go is known, so nothing waits for a
  * partner here.
  *
  * To a rank of this host: through blocks of this rank's mailbox, each message in turn. To one of another host:
  * as messages of MPI, a few at once, from memory to memory; both ends take the transfers between them in the
- * order of the GO letters, so one tag is enough. To this rank itself: a copy. In each sweep a little moves, so
+ * order of the GO headers, so one tag is enough. To this rank itself: a copy. In each sweep a little moves, so
  * that operations are not held up. */
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "host/mailbox.h"
 #include "operations/operations.h"
@@ -83,12 +83,12 @@ static bool step_outgoing(hvdl_engine *e)
         return false;
     size_t cut = t->bytes / CUTS < LEAST_BLOCK_BYTES ? LEAST_BLOCK_BYTES : t->bytes / CUTS;
     size_t bytes = least(least(cut, hvdl_mail_block_bytes(e->shm.block_bytes)), t->bytes - t->done);
-    bool times = hvdl_conveyor_times_copies(&e->conveyor);
+    bool times = hvdl_pipeline_times_copies(&e->pipeline);
     hvdl_timed copied = {0, 0};
     hvdl_mail_fill(&e->shm, block, e->placement.local_of[t->peer], t->partner, t->done,
                    t->memory + t->done, bytes, is_large(t), times ? &copied : NULL);
     if (copied.bytes)
-        hvdl_conveyor_note_copy(&e->conveyor, copied);
+        hvdl_pipeline_note_copy(&e->pipeline, copied);
     t->done += bytes;
     e->transfers.moves[t->peer]++;
     if (t->done == t->bytes) {
@@ -146,7 +146,7 @@ static bool step_stream(hvdl_engine *e, hvdl_channel *channel, hvdl_line *line,
             t->is_send ? hvdl_wire_send(&e->wire, at, bytes, channel->peer, HVDL_TAG_DATA, request)
                        : hvdl_wire_recv(&e->wire, at, bytes, channel->peer, HVDL_TAG_DATA, request);
         if (err) {
-            hvdl_break_for_wire(e, err);
+            hvdl_fatal_for_wire(e, err);
             return true;
         }
         if (t->is_send)

@@ -10,7 +10,7 @@
 #include "engine/state.h"
 #include "transfers/transfers.h"
 #include "watching/report.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 void hvdl_name_transfer(bool is_send, int peer, int tag, char *to, size_t room)
 {

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "operations/operations.h"
 #include "transfers/transfer_texts.h"
@@ -60,19 +60,19 @@ static void stop_waiting(hvdl_engine *e, hvdl_transfer *t)
     drop_if_empty(e, pending);
 }
 
-static void keep_arrival(hvdl_engine *e, const hvdl_letter *letter, const char *payload)
+static void keep_arrival(hvdl_engine *e, const hvdl_match_header *header, const char *payload)
 {
-    hvdl_pending *pending = make_pending(e, letter->from, letter->tag);
-    hvdl_arrival *arrival = pending ? malloc(sizeof *arrival + letter->payload_bytes) : NULL;
+    hvdl_pending *pending = make_pending(e, header->from, header->tag);
+    hvdl_arrival *arrival = pending ? malloc(sizeof *arrival + header->payload_bytes) : NULL;
     if (!arrival) {
         hvdl_out_of_memory(e);
         return;
     }
     arrival->next = NULL;
     arrival->number = ++e->transfers.last_arrival;
-    arrival->letter = *letter;
-    if (letter->payload_bytes)
-        memcpy(arrival->payload, payload, letter->payload_bytes);
+    arrival->header = *header;
+    if (header->payload_bytes)
+        memcpy(arrival->payload, payload, header->payload_bytes);
     if (pending->last)
         pending->last->next = arrival;
     else
@@ -84,7 +84,7 @@ static void keep_arrival(hvdl_engine *e, const hvdl_letter *letter, const char *
 static hvdl_arrival *take_arrival(hvdl_engine *e, hvdl_pending *pending, uint64_t send)
 {
     hvdl_arrival *before = NULL, *found = pending->first;
-    while (found && send && found->letter.send != send) {
+    while (found && send && found->header.send != send) {
         before = found;
         found = found->next;
     }
@@ -136,10 +136,10 @@ static hvdl_pending *pending_for(const hvdl_engine *e, const hvdl_transfer *t)
 }
 
 /* The oldest receive that takes this send, or NULL. */
-static hvdl_transfer *receive_for(const hvdl_engine *e, const hvdl_letter *letter)
+static hvdl_transfer *receive_for(const hvdl_engine *e, const hvdl_match_header *header)
 {
-    const hvdl_pending *own = find_pending(e, letter->from, letter->tag);
-    const hvdl_pending *any = find_pending(e, HVDL_ANY_SOURCE, letter->tag);
+    const hvdl_pending *own = find_pending(e, header->from, header->tag);
+    const hvdl_pending *any = find_pending(e, HVDL_ANY_SOURCE, header->tag);
     hvdl_transfer *first = own ? own->receives.first : NULL;
     hvdl_transfer *other = any ? any->receives.first : NULL;
     return !first || (other && other->order < first->order) ? other : first;
@@ -199,44 +199,45 @@ static void fail_sizes(hvdl_engine *e, hvdl_transfer *t, int sender, int receive
 }
 
 /* A receive has found its send. */
-static void match(hvdl_engine *e, hvdl_transfer *t, const hvdl_letter *letter, const char *payload)
+static void match(hvdl_engine *e, hvdl_transfer *t, const hvdl_match_header *header,
+                  const char *payload)
 {
-    hvdl_letter answer = {.type = HVDL_LETTER_GO,
-                          .to = letter->from,
-                          .tag = letter->tag,
-                          .send = letter->send,
-                          .receive = t->id,
-                          .bytes = t->bytes};
+    hvdl_match_header answer = {.type = HVDL_HEADER_GO,
+                                .to = header->from,
+                                .tag = header->tag,
+                                .send = header->send,
+                                .receive = t->id,
+                                .bytes = t->bytes};
     stop_waiting(e, t);
-    t->peer = letter->from;
-    set_matched(e, t, letter->send);
-    if (letter->bytes != t->bytes)
-        answer.type = HVDL_LETTER_REFUSE;
-    else if (letter->payload_bytes == letter->bytes)
-        answer.type = HVDL_LETTER_TAKEN;
-    if (answer.type == HVDL_LETTER_TAKEN) {
+    t->peer = header->from;
+    set_matched(e, t, header->send);
+    if (header->bytes != t->bytes)
+        answer.type = HVDL_HEADER_REFUSE;
+    else if (header->payload_bytes == header->bytes)
+        answer.type = HVDL_HEADER_TAKEN;
+    if (answer.type == HVDL_HEADER_TAKEN) {
         hvdl_set_state(e, t->operation, HVDL_RUNNING);
         if (t->bytes)
             memcpy(t->memory, payload, t->bytes);
     }
-    hvdl_send_letter(e, answer, NULL);
-    if (answer.type == HVDL_LETTER_GO)
+    hvdl_send_header(e, answer, NULL);
+    if (answer.type == HVDL_HEADER_GO)
         hvdl_move(e, t);
-    else if (answer.type == HVDL_LETTER_TAKEN)
+    else if (answer.type == HVDL_HEADER_TAKEN)
         hvdl_transfer_done(e, t);
     else
-        fail_sizes(e, t, letter->from, e->config.rank, letter->bytes, t->bytes);
+        fail_sizes(e, t, header->from, e->config.rank, header->bytes, t->bytes);
 }
 
 /* ---- the beginning ---- */
 
 static void begin_send(hvdl_engine *e, hvdl_transfer *t)
 {
-    hvdl_letter letter = {
-        .type = HVDL_LETTER_SEND, .to = t->peer, .tag = t->tag, .send = t->id, .bytes = t->bytes};
+    hvdl_match_header header = {
+        .type = HVDL_HEADER_SEND, .to = t->peer, .tag = t->tag, .send = t->id, .bytes = t->bytes};
     if (t->bytes <= HVDL_EAGER_BYTES && t->bytes <= e->config.inline_bytes)
-        letter.payload_bytes = t->bytes;
-    hvdl_send_letter(e, letter, t->memory);
+        header.payload_bytes = t->bytes;
+    hvdl_send_header(e, header, t->memory);
 }
 
 static void begin_receive(hvdl_engine *e, hvdl_transfer *t)
@@ -244,7 +245,7 @@ static void begin_receive(hvdl_engine *e, hvdl_transfer *t)
     hvdl_pending *pending = pending_for(e, t);
     if (pending) {
         hvdl_arrival *arrival = take_arrival(e, pending, 0);
-        match(e, t, &arrival->letter, arrival->payload);
+        match(e, t, &arrival->header, arrival->payload);
         free(arrival);
     } else if ((pending = make_pending(e, t->peer, t->tag))) {
         hvdl_line_append(&pending->receives, t);
@@ -273,17 +274,17 @@ void hvdl_transfer_begin(hvdl_engine *e, hvdl_transfer *t)
         begin_receive(e, t);
 }
 
-/* ---- letters ---- */
+/* ---- headers ---- */
 
-static void on_send(hvdl_engine *e, const hvdl_letter *letter, const char *payload)
+static void on_send(hvdl_engine *e, const hvdl_match_header *header, const char *payload)
 {
-    if (e->transfers.gone[letter->from] || e->transfers.leaves)
+    if (e->transfers.gone[header->from] || e->transfers.leaves)
         return; /* it has failed there, or will */
-    hvdl_transfer *t = receive_for(e, letter);
+    hvdl_transfer *t = receive_for(e, header);
     if (t)
-        match(e, t, letter, payload);
+        match(e, t, header, payload);
     else
-        keep_arrival(e, letter, payload);
+        keep_arrival(e, header, payload);
 }
 
 static void withdrawn(hvdl_engine *e, hvdl_transfer *t)
@@ -296,42 +297,43 @@ static void withdrawn(hvdl_engine *e, hvdl_transfer *t)
 }
 
 /* Nothing is answered where it is matched: that is on its way. */
-static void on_cancel(hvdl_engine *e, const hvdl_letter *letter)
+static void on_cancel(hvdl_engine *e, const hvdl_match_header *header)
 {
-    hvdl_pending *pending = find_pending(e, letter->from, letter->tag);
-    hvdl_arrival *arrival = pending ? take_arrival(e, pending, letter->send) : NULL;
-    hvdl_letter answer = {.type = HVDL_LETTER_CANCELLED, .to = letter->from, .send = letter->send};
+    hvdl_pending *pending = find_pending(e, header->from, header->tag);
+    hvdl_arrival *arrival = pending ? take_arrival(e, pending, header->send) : NULL;
+    hvdl_match_header answer = {
+        .type = HVDL_HEADER_CANCELLED, .to = header->from, .send = header->send};
     if (!arrival)
         return;
     free(arrival);
-    hvdl_send_letter(e, answer, NULL);
+    hvdl_send_header(e, answer, NULL);
 }
 
-void hvdl_on_letter(hvdl_engine *e, const hvdl_letter *letter, const char *payload)
+void hvdl_on_header(hvdl_engine *e, const hvdl_match_header *header, const char *payload)
 {
-    if (letter->type == HVDL_LETTER_SEND) {
-        on_send(e, letter, payload);
+    if (header->type == HVDL_HEADER_SEND) {
+        on_send(e, header, payload);
         return;
     }
-    if (letter->type == HVDL_LETTER_CANCEL) {
-        on_cancel(e, letter);
+    if (header->type == HVDL_HEADER_CANCEL) {
+        on_cancel(e, header);
         return;
     }
-    hvdl_transfer *t = hvdl_transfer_by_id(e, letter->send);
-    if (!t || !t->is_send || t->peer != letter->from || hvdl_is_matched(t))
+    hvdl_transfer *t = hvdl_transfer_by_id(e, header->send);
+    if (!t || !t->is_send || t->peer != header->from || hvdl_is_matched(t))
         return; /* it has failed here */
-    if (letter->type == HVDL_LETTER_CANCELLED) {
+    if (header->type == HVDL_HEADER_CANCELLED) {
         withdrawn(e, t);
         return;
     }
-    set_matched(e, t, letter->receive);
-    if (letter->type == HVDL_LETTER_GO) {
+    set_matched(e, t, header->receive);
+    if (header->type == HVDL_HEADER_GO) {
         hvdl_move(e, t);
-    } else if (letter->type == HVDL_LETTER_TAKEN) {
+    } else if (header->type == HVDL_HEADER_TAKEN) {
         hvdl_set_state(e, t->operation, HVDL_RUNNING);
         hvdl_transfer_done(e, t);
     } else {
-        fail_sizes(e, t, e->config.rank, letter->from, t->bytes, letter->bytes);
+        fail_sizes(e, t, e->config.rank, header->from, t->bytes, header->bytes);
     }
 }
 
@@ -339,12 +341,13 @@ void hvdl_on_letter(hvdl_engine *e, const hvdl_letter *letter, const char *paylo
 
 static void withdraw(hvdl_engine *e, hvdl_transfer *t)
 {
-    hvdl_letter letter = {.type = HVDL_LETTER_CANCEL, .to = t->peer, .tag = t->tag, .send = t->id};
+    hvdl_match_header header = {
+        .type = HVDL_HEADER_CANCEL, .to = t->peer, .tag = t->tag, .send = t->id};
     if (!t->is_send) {
         withdrawn(e, t);
     } else if (!t->is_asked) {
         t->is_asked = true;
-        hvdl_send_letter(e, letter, NULL);
+        hvdl_send_header(e, header, NULL);
     }
 }
 
@@ -376,7 +379,7 @@ bool hvdl_transfers_step(hvdl_engine *e)
 {
     if (e->failure.broken)
         return false;
-    bool any = hvdl_letters_step(e);
+    bool any = hvdl_headers_step(e);
     any |= hvdl_moving_step(e);
     if (e->transfers.grace_ends_ns)
         hvdl_transfers_end_grace(e);
@@ -402,7 +405,7 @@ void hvdl_transfers_free(hvdl_engine *e)
 {
     hvdl_transfers *all = &e->transfers;
     hvdl_forget_arrivals(e, -1);
-    hvdl_letters_free(e);
+    hvdl_headers_free(e);
     free(all->pending.slots);
     free(all->by_id.slots);
     free(all->gone);

@@ -1,8 +1,8 @@
 /* Point to point: messages from one member to another one (or to itself), matched by source and tag.
  *
- * A transfer is one side of a message, a send or a receive. It is an operation like any other, but no meeting:
+ * A transfer is one side of a message, a send or a receive. It is an operation like any other, but no match:
  * its two ranks alone know of it. See docs/design/point-to-point.md. transfers.c matches, transfers_leaving.c
- * fails what waits for a rank that leaves, letters.c carries what the two ranks tell each other, moving.c carries
+ * fails what waits for a rank that leaves, match_headers.c carries what the two ranks tell each other, moving.c carries
  * the data. */
 #ifndef HVDL_TRANSFERS_H
 #define HVDL_TRANSFERS_H
@@ -20,8 +20,8 @@ void hvdl_transfer_end(hvdl_engine *engine, hvdl_transfer *transfer);
 /* The driver: it has moved all its bytes. */
 void hvdl_transfer_done(hvdl_engine *engine, hvdl_transfer *transfer);
 hvdl_transfer *hvdl_transfer_by_id(const hvdl_engine *engine, uint64_t id);
-/* What a letter to this rank asks for. */
-void hvdl_on_letter(hvdl_engine *engine, const hvdl_letter *letter, const char *payload);
+/* What a header to this rank asks for. */
+void hvdl_on_header(hvdl_engine *engine, const hvdl_match_header *header, const char *payload);
 /* The driver: what callers want withdrawn. */
 void hvdl_transfers_withdraw(hvdl_engine *engine);
 /* A member leaves in good order; it may be this rank. */
@@ -38,20 +38,20 @@ bool hvdl_transfers_under_way(const hvdl_engine *engine);
 /* Reports those that wait for their other side. */
 void hvdl_transfers_stall_look(hvdl_engine *engine, uint64_t now_ns);
 
-/* Moves letters and data. Each returns whether it did anything; called in each sweep once there was one. */
+/* Moves headers and data. Each returns whether it did anything; called in each sweep once there was one. */
 bool hvdl_transfers_step(hvdl_engine *engine);
 
-/* ---- letters.c ---- */
+/* ---- match_headers.c ---- */
 
 /* Also to this rank itself. */
-void hvdl_send_letter(hvdl_engine *engine, hvdl_letter letter, const void *payload);
-void hvdl_read_letter(hvdl_engine *engine, const hvdl_entry *entry);
-/* So that letters of that member are heard; it may be of this host, or HVDL_ANY_SOURCE. */
+void hvdl_send_header(hvdl_engine *engine, hvdl_match_header header, const void *payload);
+void hvdl_read_header(hvdl_engine *engine, const hvdl_entry *entry);
+/* So that headers of that member are heard; it may be of this host, or HVDL_ANY_SOURCE. */
 void hvdl_hear_member(hvdl_engine *engine, int member);
-bool hvdl_letters_step(hvdl_engine *engine);
-/* No letter is heard any more; what was written leaves. */
-void hvdl_letters_end(hvdl_engine *engine);
-void hvdl_letters_free(hvdl_engine *engine);
+bool hvdl_headers_step(hvdl_engine *engine);
+/* No header is heard any more; what was written leaves. */
+void hvdl_headers_end(hvdl_engine *engine);
+void hvdl_headers_free(hvdl_engine *engine);
 
 /* ---- moving.c ---- */
 

@@ -2,13 +2,13 @@
 #define _GNU_SOURCE
 #include <stdio.h>
 
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/state.h"
 #include "operations/operations.h"
 #include "transfers/transfer_texts.h"
 #include "transfers/transfers.h"
 
-/* Of members of other hosts that have left: letters and data of theirs may still be on their way. */
+/* Of members of other hosts that have left: headers and data of theirs may still be on their way. */
 #define GRACE_NS 2000000000ull
 
 bool hvdl_is_alone(const hvdl_engine *e, const hvdl_transfer *t)
@@ -41,8 +41,8 @@ static bool is_waiting(const hvdl_engine *e, const hvdl_transfer *t)
     return !hvdl_is_matched(t);
 }
 
-/* A GO that comes behind the sender's LEAVE in the journal finds no send. Sends to members of other hosts are
- * given some time: what those have taken may be told by a letter that is still on its way, while their departure
+/* A GO that comes behind the sender's LEAVE in the shared log finds no send. Sends to members of other hosts are
+ * given some time: what those have taken may be told by a header that is still on its way, while their departure
  * is known through the leaders. */
 static bool fails_at_once(const hvdl_engine *e, const hvdl_transfer *t)
 {

@@ -15,20 +15,20 @@
 #define HVDL_TRANSFER_WINDOW 4 /* messages on the wire at once, per peer and direction */
 
 typedef enum {
-    HVDL_LETTER_SEND,   /* a send, and its data where that is small */
-    HVDL_LETTER_TAKEN,  /* its receive has the data */
-    HVDL_LETTER_GO,     /* its receive waits for the data */
-    HVDL_LETTER_REFUSE, /* its receive has another size */
-    HVDL_LETTER_CANCEL, /* the sender has withdrawn it, unless it is matched */
-    HVDL_LETTER_CANCELLED
-} hvdl_letter_type;
+    HVDL_HEADER_SEND,   /* a send, and its data where that is small */
+    HVDL_HEADER_TAKEN,  /* its receive has the data */
+    HVDL_HEADER_GO,     /* its receive waits for the data */
+    HVDL_HEADER_REFUSE, /* its receive has another size */
+    HVDL_HEADER_CANCEL, /* the sender has withdrawn it, unless it is matched */
+    HVDL_HEADER_CANCELLED
+} hvdl_match_header_type;
 
 typedef struct {
-    int32_t type, from, to, tag; /* members; from: that writes this letter */
+    int32_t type, from, to, tag; /* members; from: that writes this header */
     uint64_t send, receive;      /* transfers, by the numbers that their own ranks gave them */
     uint64_t bytes;              /* SEND: of the message; REFUSE: of the receive */
     uint64_t payload_bytes;
-} hvdl_letter;
+} hvdl_match_header;
 
 struct hvdl_transfer {
     hvdl_node by_id; /* in transfers.by_id, from its posting until its end */
@@ -43,7 +43,7 @@ struct hvdl_transfer {
     _Atomic bool matched;                /* release by the driver */
     bool withdrawn;                      /* before its operation ends */
     bool is_asked;                       /* CANCEL is on its way */
-    bool is_told;                        /* a receive: its GO is in the journal, and read */
+    bool is_told;                        /* a receive: its GO is in the shared log, and read */
     int num_reports;                     /* of the stall check */
     uint64_t seen_moves, still_since_ns; /* the stall check's, once it is matched */
     uint64_t order;                      /* in which they began on this rank; 0: it has not */
@@ -63,7 +63,7 @@ typedef struct hvdl_line {
 typedef struct hvdl_arrival {
     struct hvdl_arrival *next;
     uint64_t number; /* in the order in which they arrived */
-    hvdl_letter letter;
+    hvdl_match_header header;
     char payload[];
 } hvdl_arrival;
 
@@ -75,29 +75,29 @@ typedef struct {
     hvdl_arrival *first, *last;
 } hvdl_pending;
 
-/* A letter that MPI has not sent yet. */
+/* A header that MPI has not sent yet. */
 typedef struct hvdl_sending {
     struct hvdl_sending *next;
     hvdl_request request;
-    hvdl_letter letter; /* and its payload: what is sent */
+    hvdl_match_header header; /* and its payload: what is sent */
     char payload[];
 } hvdl_sending;
 
 /* To a rank of another host; made when the first transfer wants one. */
 typedef struct {
     int peer;
-    hvdl_request letter;
+    hvdl_request header;
     struct {
-        hvdl_letter letter;
+        hvdl_match_header header;
         char payload[HVDL_EAGER_BYTES];
     } received;
-    /* In the order of the GO letters, which both ends know. The first alone moves. */
+    /* In the order of the GO headers, which both ends know. The first alone moves. */
     hvdl_line sends, receives;
     hvdl_request outgoing[HVDL_TRANSFER_WINDOW], incoming[HVDL_TRANSFER_WINDOW];
     uint64_t moved_ns; /* when a message of them last ended; only where the peer has left */
 } hvdl_channel;
 
-/* Written by transfers.c and transfers_leaving.c, but for what letters.c and moving.c are named for. */
+/* Written by transfers.c and transfers_leaving.c, but for what match_headers.c and moving.c are named for. */
 typedef struct {
     hvdl_table by_id, pending;
     uint64_t last_arrival, last_order;
@@ -111,7 +111,7 @@ typedef struct {
     uint64_t *withdrawals;
     size_t room_withdrawals;
     _Atomic size_t num_withdrawals; /* the driver reads it without the lock */
-    /* letters.c */
+    /* match_headers.c */
     hvdl_channel **channels; /* by member, or NULL */
     int *open, num_open;     /* members that have one */
     hvdl_sending *sendings;

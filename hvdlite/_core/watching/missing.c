@@ -6,12 +6,12 @@
 
 #include "engine/state.h"
 #include "matching/coordinator.h"
-#include "matching/meetings.h"
+#include "matching/matches.h"
 #include "matching/messages.h"
 #include "operations/activity.h"
 #include "operations/plans.h"
 #include "watching/report.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 #define MAX_DETAILED 8     /* ranks of a host that are described one by one */
 #define LONGEST_DETAIL 256 /* bytes of such a description */
@@ -30,30 +30,30 @@ uint64_t hvdl_run_of(const hvdl_operation *op)
 {
     if (!hvdl_is_run(op))
         return 0;
-    return op->plan->num_runs - (op->meeting && !op->meeting->collecting);
+    return op->plan->num_runs - (op->match && !op->match->collecting);
 }
 
-bool hvdl_is_agreed(const hvdl_engine *e, const hvdl_meeting *meeting)
+bool hvdl_is_agreed(const hvdl_engine *e, const hvdl_match *match)
 {
-    if (meeting->collecting)
+    if (match->collecting)
         return false;
-    return e->config.num_hosts == 1 || (!meeting->plan && meeting->coordinator < 0);
+    return e->config.num_hosts == 1 || (!match->plan && match->coordinator < 0);
 }
 
 /* ---- which ranks have posted it ---- */
 
 /* That of an operation which has not ended here; NULL: no rank of this host has posted it. */
-static hvdl_meeting *find_meeting(hvdl_engine *e, const hvdl_question *asked)
+static hvdl_match *find_match(hvdl_engine *e, const hvdl_question *asked)
 {
     hvdl_plan *plan = hvdl_plan_by_key(e, asked->key);
-    hvdl_meeting *meeting = plan ? plan->collecting : hvdl_meeting_by_key(e, asked->key);
-    if (plan ? asked->run == plan->num_runs : meeting != NULL)
-        return meeting;
-    for (size_t i = 0; i < e->meetings.by_id.num_slots; i++)
-        for (hvdl_node *node = e->meetings.by_id.slots[i]; node; node = node->next) {
-            meeting = HVDL_CONTAINER(node, hvdl_meeting, by_id);
-            if (hvdl_key_equal(meeting->key, asked->key))
-                return meeting;
+    hvdl_match *match = plan ? plan->collecting : hvdl_match_by_key(e, asked->key);
+    if (plan ? asked->run == plan->num_runs : match != NULL)
+        return match;
+    for (size_t i = 0; i < e->matches.by_id.num_slots; i++)
+        for (hvdl_node *node = e->matches.by_id.slots[i]; node; node = node->next) {
+            match = HVDL_CONTAINER(node, hvdl_match, by_id);
+            if (hvdl_key_equal(match->key, asked->key))
+                return match;
         }
     return NULL;
 }
@@ -72,7 +72,7 @@ void hvdl_survey(hvdl_engine *e)
     for (int r = 0; r < e->placement.local_size; r++)
         e->stall.lasts[r] = hvdl_last_of(e, r);
     uint64_t tail = atomic_load_explicit(&e->shm.control->tail, memory_order_acquire);
-    e->callbacks->read_journal(e);
+    e->callbacks->read_log(e);
     for (int r = 0; e->shm.read_position < tail && r < e->placement.local_size; r++)
         e->stall.lasts[r].activity = HVDL_DID_UNKNOWN; /* a rank is just writing to it */
 }
@@ -91,12 +91,12 @@ static void describe_posted(hvdl_engine *e, const hvdl_question *asked, hvdl_ans
 {
     hvdl_writer missing = {to->missing, sizeof to->missing, 0};
     int num_detailed = 0, num_more = 0;
-    const hvdl_meeting *meeting = find_meeting(e, asked);
+    const hvdl_match *match = find_match(e, asked);
     const hvdl_plan *plan = hvdl_plan_by_key(e, asked->key);
-    bool all = meeting ? hvdl_is_agreed(e, meeting) : plan && asked->run < plan->num_runs;
+    bool all = match ? hvdl_is_agreed(e, match) : plan && asked->run < plan->num_runs;
     to->goes_on = is_decided(e, asked);
     for (int r = 0; r < e->placement.local_size; r++) {
-        bool has_posted = all || (meeting && meeting->posted_by[r]);
+        bool has_posted = all || (match && match->posted_by[r]);
         if (!has_posted && e->join.joined[r])
             continue; /* it takes part all the same */
         presence[r] = has_posted ? HVDL_HAS_POSTED : HVDL_HAS_NOT_POSTED;
@@ -113,8 +113,8 @@ static void describe_posted(hvdl_engine *e, const hvdl_question *asked, hvdl_ans
     }
     if (num_more)
         hvdl_put(&missing, " and %d more on %s", num_more, e->config.host_names[e->placement.host]);
-    if (asked->gives_up || (meeting && asked->kind == HVDL_CALL_LATE))
-        to->told_by = told_by(e, meeting ? meeting->id : 0, asked);
+    if (asked->gives_up || (match && asked->kind == HVDL_CALL_LATE))
+        to->told_by = told_by(e, match ? match->id : 0, asked);
 }
 
 /* ---- whose part of the data is missing ---- */
@@ -137,21 +137,21 @@ static void find_behind(const hvdl_engine *e, missing_ranks *missing)
                                                       [HVDL_STAGE_REDUCED] = "added up its part",
                                                       [HVDL_STAGE_OUT] = "taken out its part"};
     hvdl_stage stage;
-    missing->count = hvdl_conveyor_behind(&e->shm, missing->ranks, &stage);
+    missing->count = hvdl_pipeline_behind(&e->shm, missing->ranks, &stage);
     missing->what = what[stage];
 }
 
 /* An Adasum goes on when the operation that works for it does. */
 static void find_not_posted(const hvdl_engine *e, const hvdl_operation *op, missing_ranks *missing)
 {
-    const hvdl_meeting *meeting = op->child ? op->child->meeting : NULL;
+    const hvdl_match *match = op->child ? op->child->match : NULL;
     missing->what = "posted its next step";
-    for (int r = 0; meeting && meeting->collecting && r < e->placement.local_size; r++)
-        if (!meeting->posted_by[r] && !e->join.joined[r])
+    for (int r = 0; match && match->collecting && r < e->placement.local_size; r++)
+        if (!match->posted_by[r] && !e->join.joined[r])
             add_missing(missing, r);
 }
 
-/* The journal is full: ranks have not read it. */
+/* The shared log is full: ranks have not read it. */
 static void find_not_read(const hvdl_engine *e, missing_ranks *missing)
 {
     uint64_t cursors[e->placement.local_size], slowest = UINT64_MAX;
@@ -210,7 +210,7 @@ static int awaited_by_host(const hvdl_engine *e)
 }
 
 /* The ranks of this host without which the operation can't go on here; none: it waits for another host.
- * op: NULL: it is not in the journal. */
+ * op: NULL: it is not in the shared log. */
 static void describe_held(const hvdl_engine *e, const hvdl_operation *op, hvdl_answer *to)
 {
     hvdl_writer writer = {to->missing, sizeof to->missing, 0};
@@ -242,7 +242,7 @@ static const hvdl_operation *find_operation(hvdl_engine *e, const hvdl_question 
     for (hvdl_node *node = hvdl_table_first(&e->queue.in_flight, asked->key.lo); node;
          node = hvdl_table_next(node->next, asked->key.lo)) {
         const hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
-        if (hvdl_key_equal(op->key, asked->key) && op->meeting && !op->meeting->collecting &&
+        if (hvdl_key_equal(op->key, asked->key) && op->match && !op->match->collecting &&
             hvdl_is_run(op) == asked->is_run && hvdl_run_of(op) == asked->run)
             found = op;
     }

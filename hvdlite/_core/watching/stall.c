@@ -4,20 +4,20 @@
  * stands still, and which ranks have stopped looking.
  *
  * A rank that finds an operation late, or still, claims the report in shared memory (claims), asks all hosts
- * (roll_call.c) and says one text. Of several hosts that do so at once, the lowest one speaks. */
+ * (missing_query.c) and says one text. Of several hosts that do so at once, the lowest one speaks. */
 #define _GNU_SOURCE
 #include "watching/stall.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "courses/pieces.h"
+#include "collectives/pieces.h"
 #include "engine/giving_up.h"
 #include "engine/state.h"
 #include "transfers/transfer_texts.h"
 #include "watching/missing.h"
 #include "watching/report.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 #define LOOK_NS 250000000ull         /* between two looks */
 #define LONGEST_LOOK_NS 500000000ull /* more was no wait: this rank did not run */
@@ -77,7 +77,7 @@ static hvdl_operation *first_under_way(hvdl_engine *e, uint64_t *place)
     hvdl_operation *first = NULL;
     *place = hvdl_exchanges_headway(e, NULL).done;
     for (int stage = 0; stage < HVDL_NUM_STAGES; stage++)
-        *place = hvdl_mix(*place + e->conveyor.blocks[stage]);
+        *place = hvdl_mix(*place + e->pipeline.blocks[stage]);
     /* What is in flight is ended by the driver alone, which this is. */
     pthread_mutex_lock(&e->queue.lock);
     for (size_t i = 0; i < e->queue.in_flight.num_slots; i++)
@@ -146,7 +146,7 @@ static void put_ranks(const hvdl_engine *e, const uint8_t *presence, hvdl_writer
 }
 
 /* In a failure only what tells of a likely cause. */
-static void put_question(const hvdl_engine *e, const hvdl_roll_call *call, hvdl_writer *to)
+static void put_question(const hvdl_engine *e, const hvdl_missing_query *call, hvdl_writer *to)
 {
     const hvdl_operation *op = call->operation;
     bool gives_up = call->question.gives_up;
@@ -167,7 +167,7 @@ static void put_question(const hvdl_engine *e, const hvdl_roll_call *call, hvdl_
         hvdl_put(to, "do all ranks take the same path through the program?");
 }
 
-static void describe_late(const hvdl_engine *e, const hvdl_roll_call *call, double age_s,
+static void describe_late(const hvdl_engine *e, const hvdl_missing_query *call, double age_s,
                           char text[HVDL_TEXT_BYTES])
 {
     const hvdl_question *asked = &call->question;
@@ -194,7 +194,8 @@ static void describe_late(const hvdl_engine *e, const hvdl_roll_call *call, doub
     put_question(e, call, &to);
 }
 
-static void describe_still(const hvdl_engine *e, hvdl_roll_call *call, char text[HVDL_TEXT_BYTES])
+static void describe_still(const hvdl_engine *e, hvdl_missing_query *call,
+                           char text[HVDL_TEXT_BYTES])
 {
     const hvdl_progress *progress = &call->operation->progress;
     hvdl_headway headway = hvdl_exchanges_headway(e, call->operation);
@@ -218,7 +219,7 @@ static void describe_still(const hvdl_engine *e, hvdl_roll_call *call, char text
 }
 
 /* For a caller. */
-static char *describe_absent(const hvdl_engine *e, const hvdl_roll_call *call)
+static char *describe_absent(const hvdl_engine *e, const hvdl_missing_query *call)
 {
     char text[HVDL_TEXT_BYTES];
     hvdl_writer to = {text, sizeof text, 0};
@@ -249,7 +250,7 @@ static void unclaim(hvdl_engine *e, const hvdl_question *asked)
         hvdl_unclaim_end(e);
 }
 
-static void say_late(hvdl_engine *e, hvdl_roll_call *call)
+static void say_late(hvdl_engine *e, hvdl_missing_query *call)
 {
     hvdl_operation *op = call->operation;
     const hvdl_question *asked = &call->question;
@@ -261,7 +262,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
         is_over |= !e->stall.still_ns || (call->num_silent && asked->is_run && !op->internal);
     else
         is_over |= (!call->missing.used && !asked->is_alone) ||
-                   (op->meeting && hvdl_is_agreed(e, op->meeting));
+                   (op->match && hvdl_is_agreed(e, op->match));
     if (is_still && is_over)
         e->stall.still_ns = 0; /* from now on */
     if (is_over || (call->is_told && listens)) {
@@ -282,7 +283,7 @@ static void say_late(hvdl_engine *e, hvdl_roll_call *call)
     op->stall.told = true;
 }
 
-static void answer_caller(hvdl_engine *e, const hvdl_roll_call *call)
+static void answer_caller(hvdl_engine *e, const hvdl_missing_query *call)
 {
     hvdl_operation *op = call->operation;
     char *answer = describe_absent(e, call);
@@ -299,14 +300,14 @@ void hvdl_stall_step(hvdl_engine *e)
     e->stall.looked_ns = now;
     e->stall.ran_ns += gap < LONGEST_LOOK_NS ? gap : LONGEST_LOOK_NS;
     bool any = false;
-    for (const hvdl_roll_call *call = e->stall.calls; call && !any; call = call->next)
+    for (const hvdl_missing_query *call = e->stall.calls; call && !any; call = call->next)
         any = hvdl_roll_is_complete(e, call);
     if (!any)
         return;
     hvdl_survey(e); /* operations may end, and with them their calls */
     if (e->failure.broken)
         return;
-    for (hvdl_roll_call *call = e->stall.calls, *next; call; call = next) {
+    for (hvdl_missing_query *call = e->stall.calls, *next; call; call = next) {
         hvdl_operation *op = call->operation;
         next = call->next;
         if (!hvdl_roll_is_complete(e, call))
@@ -317,7 +318,7 @@ void hvdl_stall_step(hvdl_engine *e)
             answer_caller(e, call);
         if (call->question.kind != HVDL_CALL_CALLER)
             say_late(e, call);
-        hvdl_end_roll_call(e, call);
+        hvdl_end_missing_query(e, call);
     }
 }
 
@@ -328,11 +329,11 @@ void hvdl_stall_ended(hvdl_engine *e, hvdl_operation *op, bool ok)
     hvdl_question goes_on = {.report = GOES_ON};
     if (op->stall.call) {
         unclaim(e, &op->stall.call->question);
-        hvdl_end_roll_call(e, op->stall.call);
+        hvdl_end_missing_query(e, op->stall.call);
     }
     op->stall.call = NULL;
-    if (!ok || !op->stall.told || !op->meeting ||
-        hvdl_claim_report(e, op->meeting->id, &goes_on, e->placement.host) != HVDL_TOLD_BY_NOBODY)
+    if (!ok || !op->stall.told || !op->match ||
+        hvdl_claim_report(e, op->match->id, &goes_on, e->placement.host) != HVDL_TOLD_BY_NOBODY)
         return;
     put_title(op, &to);
     hvdl_put(&to, " goes on after %.0f s", (double)(hvdl_now_ns() - op->posted_ns) / 1e9);
@@ -343,12 +344,12 @@ void hvdl_stall_ended(hvdl_engine *e, hvdl_operation *op, bool ok)
 
 static hvdl_question question_about(const hvdl_operation *op, hvdl_call_kind kind)
 {
-    const hvdl_meeting *meeting = op->meeting;
+    const hvdl_match *match = op->match;
     return (hvdl_question){.key = op->key,
                            .run = hvdl_run_of(op),
                            .kind = (int32_t)kind,
                            .is_run = hvdl_is_run(op),
-                           .is_posted = meeting && !meeting->collecting && !meeting->plan,
+                           .is_posted = match && !match->collecting && !match->plan,
                            .is_alone = kind == HVDL_CALL_HELD};
 }
 
@@ -362,7 +363,7 @@ static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how, 
 {
     e->stall.told = true;
     if (op->stall.call) { /* a caller's, which asks again if this one does not answer it */
-        hvdl_end_roll_call(e, op->stall.call);
+        hvdl_end_missing_query(e, op->stall.call);
         atomic_store(&e->stall.wanted, true);
         atomic_store(&e->driving.has_more, true);
     }
@@ -373,7 +374,7 @@ static void begin(hvdl_engine *e, hvdl_operation *op, const hvdl_question *how, 
 
 static bool is_overdue(const hvdl_engine *e)
 {
-    const hvdl_roll_call *call = e->stall.calls;
+    const hvdl_missing_query *call = e->stall.calls;
     while (call && !call->question.is_overdue)
         call = call->next;
     return call != NULL;
@@ -386,7 +387,7 @@ static void begin_report(hvdl_engine *e, hvdl_operation *op, hvdl_call_kind kind
     bool is_still = kind == HVDL_CALL_STILL;
     uint64_t least = kind == HVDL_CALL_LATE ? 0 : LEAST_STILL_NS;
     uint64_t first = e->config.stall_warning_ns, last = e->config.stall_shutdown_ns;
-    uint64_t place = op->meeting ? op->meeting->id : e->shm.read_position;
+    uint64_t place = op->match ? op->match->id : e->shm.read_position;
     uint64_t what = is_still ? e->stall.place : place;
     int *count = is_still ? &e->stall.num_still : &op->stall.num_reports;
     first = first && first < least ? least : first;
@@ -412,9 +413,9 @@ static hvdl_call_kind lateness_of(const hvdl_engine *e, const hvdl_operation *op
 {
     bool has_no_plan = hvdl_is_run(op) && !op->plan->ready;
     if (op->internal || op->desc.kind == HVDL_JOIN || op->transfer || is_asked_about(op) ||
-        now < op->stall.next_ns || (op->meeting && hvdl_is_agreed(e, op->meeting)))
+        now < op->stall.next_ns || (op->match && hvdl_is_agreed(e, op->match)))
         return HVDL_CALL_CALLER;
-    if (op->meeting)
+    if (op->match)
         return HVDL_CALL_LATE;
     return has_no_plan ? HVDL_CALL_CALLER : HVDL_CALL_HELD;
 }
@@ -477,9 +478,9 @@ void hvdl_stall_ask_for_callers(hvdl_engine *e)
             hvdl_operation *op = HVDL_CONTAINER(node, hvdl_operation, by_key);
             if (!atomic_load(&op->stall.wanted))
                 continue;
-            if (count < MAX_LATE && op->meeting && !op->stall.call)
+            if (count < MAX_LATE && op->match && !op->stall.call)
                 found[count++] = op;
-            else /* not in the journal yet, or there is another call, whose answer it gets */
+            else /* not in the shared log yet, or there is another call, whose answer it gets */
                 waiting |= !op->stall.call || op->stall.call->question.kind != HVDL_CALL_CALLER;
         }
     pthread_mutex_unlock(&e->queue.lock);

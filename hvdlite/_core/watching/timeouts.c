@@ -5,7 +5,7 @@
 #include "engine/state.h"
 #include "operations/facts.h"
 #include "transfers/transfer_texts.h"
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 
 /* How long a caller waits for the answer: there may be another call first. */
 #define FOR_CALLER_NS (2 * HVDL_PATIENCE_NS + 500000000ull)

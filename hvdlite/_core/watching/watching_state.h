@@ -8,14 +8,14 @@
 #include "engine/engine.h"
 #include "host/shm.h"
 
-struct hvdl_roll_call;
+struct hvdl_missing_query;
 
 #define HVDL_NUM_REDUCED 128 /* a power of two */
 
 /* Written by stall.c, but for the first four. */
 typedef struct {
-    struct hvdl_roll_call *calls; /* roll_call.c: under way */
-    uint64_t num_calls;           /* the same: ever */
+    struct hvdl_missing_query *calls; /* missing_query.c: under way */
+    uint64_t num_calls;               /* the same: ever */
     bool *silent;         /* the same: by host: it did not answer, and nothing has come since */
     hvdl_shm_last *lasts; /* missing.c: what the ranks of this host last did */
     uint64_t next_look_ns, looked_ns;
@@ -33,12 +33,12 @@ typedef struct {
 
 /* Of one operation. Written by stall.c. */
 typedef struct {
-    struct hvdl_roll_call *call; /* under way, or NULL */
-    int num_reports;             /* that were due */
-    bool told;                   /* this rank has made one */
-    uint64_t next_ns;            /* not before */
-    _Atomic bool wanted;         /* any thread: a caller wants to know who is missing */
-    char *answer;                /* under stall.lock */
+    struct hvdl_missing_query *call; /* under way, or NULL */
+    int num_reports;                 /* that were due */
+    bool told;                       /* this rank has made one */
+    uint64_t next_ns;                /* not before */
+    _Atomic bool wanted;             /* any thread: a caller wants to know who is missing */
+    char *answer;                    /* under stall.lock */
 } hvdl_lateness;
 
 #endif

@@ -77,13 +77,13 @@ class Bucket(_core.GradientCount):
     needs nothing but a copy to get to its place.
 
     flat: their memory. wire: what is reduced. It is the same memory, unless gradients are
-    compressed or on a device that neither the engine nor a lane can reach; then `_load` and
+    compressed or on a device that neither the engine nor a GPU queue can reach; then `_load` and
     `_unload` copy there and back.
     """
 
     # Whether its gradients are reduced on a GPU.
-    in_lane = False
-    # What the presence of a gradient is, so that the plan makes a sum or an average of ones of it.
+    in_gpu_queue = False
+    # What the mask of a gradient is, so that the plan makes a sum or an average of ones of it.
     one = 1.0
 
     def __init__(
@@ -111,13 +111,13 @@ class Bucket(_core.GradientCount):
         # Behind the gradients, one number for each: 0 if this rank has none, 1 if it has one,
         # infinity if it is not of the form that its place is for. Then a 1 for this rank: a joined
         # rank adds none.
-        self.presence = self.flat[layout.presence_offset_elems : layout.weights_offset_elems]
+        self.mask = self.flat[layout.mask_offset_elems : layout.weights_offset_elems]
         # The gradients without all of that; and whether the engine weighs them as it adds.
-        self.gradients = self.flat[: layout.presence_offset_elems].data
+        self.gradients = self.flat[: layout.mask_offset_elems].data
         self.weighs = False
         real = real_view(self.flat)
         dtype = compression.travels_as(real.dtype)
-        stays = like.is_cpu or self.in_lane
+        stays = like.is_cpu or self.in_gpu_queue
         self.wire = real
         if dtype is not real.dtype or not stays:
             device = like.device if stays else "cpu"
@@ -215,11 +215,11 @@ class Bucket(_core.GradientCount):
         if self.takes_copies:
             # Autograd, which may have saved a view of an earlier gradient, does not see hooks copy.
             torch.autograd.graph.increment_version([slot.view for slot in self.slots])  # type: ignore[misc]
-        self.presence.fill_(self.one)
+        self.mask.fill_(self.one)
         if self.absent:
-            self.presence[self.absent] = 0
+            self.mask[self.absent] = 0
         if self.misplaced:
-            self.presence[self.misplaced] = math.inf
+            self.mask[self.misplaced] = math.inf
         self._load()
         if self.carries:
             self.position.copy_(self._one_hots[position.row()])
@@ -291,11 +291,11 @@ class Bucket(_core.GradientCount):
         self.misplaced = []
 
     def totals(self) -> list[float]:
-        """The sums of the presences, after the reduction. 0: no rank has this gradient; infinity:
+        """The sums of the masks, after the reduction. 0: no rank has this gradient; infinity:
         on some rank it has another form. The last one counts the ranks. All are combined with the
         op of the gradients."""
-        presence = self.presence.real if self.presence.is_complex() else self.presence
-        return presence.tolist()
+        mask = self.mask.real if self.mask.is_complex() else self.mask
+        return mask.tolist()
 
     def _load(self) -> None:
         if not self._same_memory():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class GpuBucket(Bucket):
     """It carries nothing beside gradients: see `RoundRecord`."""
 
-    in_lane = True
+    in_gpu_queue = True
     # Set by the record of the buckets on GPUs, with its number there.
     record: RoundRecord
     number: int

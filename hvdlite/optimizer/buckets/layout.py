@@ -1,7 +1,7 @@
 """Pure: which gradients are reduced together, and the offset of each in its bucket.
 
 A bucket is one flat tensor: the gradients one after the other, each aligned; then one element per
-gradient that says whether the rank has it (its *presence*), one for the rank itself, in one bucket
+gradient that says whether the rank has it (its *mask*), one for the rank itself, in one bucket
 the ranks' weights (`hvdlite.optimizer.buckets.weight_codes`), and some that identify the round
 (`hvdlite.optimizer.buckets.positions`). All of it is summed together.
 """
@@ -41,16 +41,16 @@ class Item:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """One bucket: the indices of its gradients, the offset of each, and that of the presences."""
+    """One bucket: the indices of its gradients, the offset of each, and that of the masks."""
 
     members: tuple[int, ...]
     offsets_elems: tuple[int, ...]
-    presence_offset_elems: int
+    mask_offset_elems: int
     weights_elems: int = 0
 
     @property
     def weights_offset_elems(self) -> int:
-        return self.presence_offset_elems + len(self.members) + 1
+        return self.mask_offset_elems + len(self.members) + 1
 
     @property
     def position_offset_elems(self) -> int:

@@ -5,7 +5,7 @@ the ranks:
 
 - **begin**, posted with the first bucket: which ranks can launch, and their weights. Nothing is
   launched before all ranks have posted it. If all can, every bucket is launched as soon as it is
-  complete, without another word. If one has joined, or has no group, the lane agrees on each
+  complete, without another word. If one has joined, or has no group, the GPU queue agrees on each
   bucket.
 - **end**, posted with the last bucket: the position of the round, which gradients each rank has,
   and whose launches have failed. `backward()` returns when all ranks have posted it.
@@ -48,7 +48,7 @@ class RoundRecord:
         averages: bool,
         former: RoundRecord | None,
     ) -> None:
-        """averages: whether gradients are averaged, and presences with them. former: the record of
+        """averages: whether gradients are averaged, and masks with them. former: the record of
         the optimizer's former buckets, whose communicator goes on."""
         self._team = team
         self._launches: Launches
@@ -64,14 +64,14 @@ class RoundRecord:
         self._begin = HostSum(
             team, own_name(name, "begin", "the start of a backward pass of {}"), 2 + team.size
         )
-        # The position; by member whether a launch has failed; by bucket its presences, and a one
+        # The position; by member whether a launch has failed; by bucket its masks, and a one
         # for the rank.
-        self._presences: list[slice] = []
+        self._masks: list[slice] = []
         begin = POSITION_ELEMS + team.size
         for bucket in buckets:
-            bucket.record, bucket.number = self, len(self._presences)
-            self._presences.append(slice(begin, begin + len(bucket.slots) + 1))
-            begin = self._presences[-1].stop
+            bucket.record, bucket.number = self, len(self._masks)
+            self._masks.append(slice(begin, begin + len(bucket.slots) + 1))
+            begin = self._masks[-1].stop
         self._end = HostSum(team, own_name(name, "end", "the end of a backward pass of {}"), begin)
         self._one_hots = one_hots(self._end.numbers)
         self._devices = {bucket.wire.device for bucket in buckets}
@@ -114,7 +114,7 @@ class RoundRecord:
                 self._launches.make(next(iter(self._devices)))
             self._at_once = can_launch == self._team.size
             if is_captured and not self._at_once:
-                # The lane's thread would launch outside the graph.
+                # The GPU queue's thread would launch outside the graph.
                 raise RuntimeError(
                     f"{words_of(self._name)}: backward() can be captured in a CUDA graph only once "
                     "the ranks have a communicator for these gradients, which takes some steps, by "
@@ -144,12 +144,12 @@ class RoundRecord:
         numbers = self._end.numbers.zero_()
         numbers[:POSITION_ELEMS] = self._one_hots[position.row()]
         numbers[POSITION_ELEMS + self._team.rank] = int(bool(self._failure()))
-        for bucket, place in zip(self._buckets, self._presences, strict=True):
-            presences = numbers[place].fill_(1)
+        for bucket, place in zip(self._buckets, self._masks, strict=True):
+            masks = numbers[place].fill_(1)
             for index in bucket.absent:
-                presences[index] = 0
+                masks[index] = 0
             for index in bucket.misplaced:
-                presences[index] = _MISPLACED
+                masks[index] = _MISPLACED
         self._end.post()
 
     def _failure(self) -> str | None:
@@ -217,5 +217,5 @@ class RoundRecord:
     def totals(self, number: int) -> list[float]:
         """After `wait`, of a bucket. See `Bucket.totals`."""
         divisor = self._team.size if self._averages else 1
-        sums = self._end.numbers[self._presences[number]].tolist()
+        sums = self._end.numbers[self._masks[number]].tolist()
         return [math.inf if each >= _MISPLACED else each / divisor for each in sums]

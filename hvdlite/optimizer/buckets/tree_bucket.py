@@ -120,7 +120,7 @@ class TreeBucket(Bucket):
         # The sums are in what is reduced already.
         if not self._same_memory():
             first = len(self.gradients)
-            self.wire[first : first + len(self.presence)].copy_(self.presence)
+            self.wire[first : first + len(self.mask)].copy_(self.mask)
 
     def _unload(self) -> None:
         if not self._same_memory():

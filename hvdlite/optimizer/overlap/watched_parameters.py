@@ -5,7 +5,7 @@ that are never called), `parameters()`, `state_dict()`, `functional_call`, param
 are ordinary dicts.
 
 torch.compile traces these methods once, and its graphs then read the parameters themselves, without
-waiting. So once it has traced a read, no step leaves parameters on the way any more.
+waiting. So once it has traced a read, no step leaves parameters in flight any more.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from hvdlite.optimizer.overlap import on_the_way
-from hvdlite.optimizer.overlap.on_the_way import by_param
+from hvdlite.optimizer.overlap import in_flight
+from hvdlite.optimizer.overlap.in_flight import by_param
 from hvdlite.world import world
 
 log = logging.getLogger("hvdlite")
@@ -37,7 +37,7 @@ def _note_compiling() -> None:
             "leave out overlap_forward or torch.compile"
         )
     is_compiled = True
-    on_the_way.wait_for_all()
+    in_flight.wait_for_all()
 
 
 # The mark of torch.compiler.assume_constant_result, which would import all of the compiler: it
@@ -53,7 +53,7 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_dynamo_compiling():
             _note_compiling()
         elif by_param:
-            on_the_way.wait_for(param for param in dict.values(self) if param is not None)
+            in_flight.wait_for(param for param in dict.values(self) if param is not None)
         return method(self, *args)
 
     return waiting
@@ -69,7 +69,7 @@ class WatchedParameters(dict[str, Any]):
         if is_dynamo_compiling():
             _note_compiling()
         elif by_param and (arrival := by_param.get(id(param))) is not None:
-            on_the_way.wait_for_arrival(arrival)
+            in_flight.wait_for_arrival(arrival)
         return param
 
     get = _waiting(dict.get)

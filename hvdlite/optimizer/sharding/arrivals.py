@@ -13,7 +13,7 @@ from hvdlite.collectives.handles import Handle, Waitable, synchronize
 from hvdlite.ops import DTYPES
 from hvdlite.optimizer.buckets.slot import real_view
 from hvdlite.optimizer.gradients import Gradients
-from hvdlite.optimizer.overlap.on_the_way import Arrival
+from hvdlite.optimizer.overlap.in_flight import Arrival
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, ranges_in
 from hvdlite.optimizer.sharding.memory import has_gaps, in_memory_order
@@ -22,7 +22,7 @@ from hvdlite.own_names import own_name
 from hvdlite.world.teams.team import Team
 
 
-class Meeting(Arrival):
+class Barrier(Arrival):
     """A barrier of the team, once per update."""
 
     def __init__(self, team: Team, name: str) -> None:

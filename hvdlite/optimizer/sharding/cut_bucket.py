@@ -41,7 +41,7 @@ class CutBucket(Bucket):
         count = len(self.slots) + 1
         sizes = [count, layout.weights_elems, POSITION_ELEMS]
         self.tail = torch.zeros(sum(sizes), dtype=self.wire.dtype, device="cpu")
-        self.presence, self.weights, self.position = torch.split(self.tail, sizes)
+        self.mask, self.weights, self.position = torch.split(self.tail, sizes)
         self._team: Team | None = None
 
     def make_plan(

@@ -16,11 +16,11 @@ import torch
 
 from hvdlite.errors import HorovodInternalError
 from hvdlite.optimizer.buckets.slot import Slot
-from hvdlite.optimizer.overlap import on_the_way
-from hvdlite.optimizer.overlap.on_the_way import Arrival
+from hvdlite.optimizer.overlap import in_flight
+from hvdlite.optimizer.overlap.in_flight import Arrival
 from hvdlite.optimizer.overlap.watching import Watching
 from hvdlite.optimizer.reducer import Reducer
-from hvdlite.optimizer.sharding.arrivals import Meeting, arrivals_of
+from hvdlite.optimizer.sharding.arrivals import Barrier, arrivals_of
 from hvdlite.optimizer.sharding.cut_bucket import CutBucket
 from hvdlite.optimizer.sharding.division import Division, Part
 from hvdlite.optimizer.sharding.memory import laid_out_as
@@ -47,7 +47,7 @@ class Update:
         self._arrivals: Sequence[Arrival] = ()
         # If parameters are shared, where all ranks meet before the first one updates, and after the
         # last one has.
-        self._meetings: Sequence[Arrival] = ()
+        self._barriers: Sequence[Arrival] = ()
         # `begin` was called, and the parameters are not whole yet; or the step has not returned: an
         # exception has ended it if that stays.
         self._is_unfinished = self._is_open = False
@@ -56,7 +56,7 @@ class Update:
 
     def begin(self, reducer: Reducer) -> None:
         """Every rank calls it, after the gradients are reduced. Blocks if parameters are shared, or
-        on the way from the last update.
+        in flight from the last update.
 
         Raises:
             RuntimeError: A parameter was shared, and has other memory now; or an exception has
@@ -75,17 +75,17 @@ class Update:
             assert gradients.team is not None
             name = gradients.name
             ends = {"updating": "the start of an update of {}", "updated": "the end of one of {}"}
-            self._meetings = [
-                Meeting(gradients.team, own_name(name, end, words))
+            self._barriers = [
+                Barrier(gradients.team, own_name(name, end, words))
                 for end, words in ends.items()
                 if shards.shares_any
             ]
             self._arrivals = arrivals_of(division, self._states.params, gradients, shards)
             self.division = division
-        for each in (*self._meetings, *self._arrivals):
+        for each in (*self._barriers, *self._arrivals):
             each.reset()
         self._is_open = self._is_unfinished = True
-        _await(self._meetings[:1])
+        _await(self._barriers[:1])
         self._states.follow(division, gradients.name)
         if shards.elementwise:
             self._set_gradients(reducer, division)
@@ -108,9 +108,9 @@ class Update:
         """
         if not self._is_unfinished:
             return
-        _await(self._meetings[:1])  # an interruption may have ended it
+        _await(self._barriers[:1])  # an interruption may have ended it
         watched: Collection[int] = ()
-        if may_overlap and self._watching is not None and not self._meetings:
+        if may_overlap and self._watching is not None and not self._barriers:
             watched = self._watching.params()
         later = [
             arrival
@@ -121,9 +121,9 @@ class Update:
             for arrival in self._arrivals:
                 arrival.start()
         if later:
-            on_the_way.add(later)
+            in_flight.add(later)
         _await([arrival for arrival in self._arrivals if arrival not in later])
-        _await(self._meetings[1:])
+        _await(self._barriers[1:])
         self._is_unfinished = False
 
     def end(self, may_overlap: bool = False) -> None:
@@ -132,13 +132,13 @@ class Update:
         self._is_open = False
 
     def wait_for_parameters(self) -> None:
-        """Blocks until no parameters are on the way from the last update.
+        """Blocks until no parameters are in flight from the last update.
 
         Raises:
             HorovodInternalError: They did not come; on every rank.
         """
         for arrival in self._arrivals:
-            on_the_way.wait_for(arrival.params)
+            in_flight.wait_for(arrival.params)
 
     def gradients_of(
         self, reducer: Reducer, param: torch.Tensor

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdlite import _core
 from hvdlite.errors import HorovodInternalError
-from hvdlite.world.meeting import communicators
+from hvdlite.world.bootstrap import communicators
 from hvdlite.world.process import full_disk
 from hvdrun.for_hvdlite import ENDING
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.meeting.mpi import MpiRuntime
+    from hvdlite.world.bootstrap.mpi import MpiRuntime
 
 # Another rank's failure reaches this one as an error of a collective. The rank that failed then
 # ends the job with its own exit code; ranks that only heard of the failure give it this long.

@@ -78,6 +78,6 @@ def apply(choice: Choice) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in host memory of a tensor on a device that lanes do not support (they
+    """A contiguous copy in host memory of a tensor on a device that GPU queues do not support (they
     support CUDA and ROCm). Waits for the device."""
     return tensor.detach().to("cpu", copy=True).contiguous()

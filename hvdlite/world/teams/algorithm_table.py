@@ -19,7 +19,7 @@ from hvdlite.world.config import Config
 from hvdrun.for_hvdlite import open_folder, replace
 
 if TYPE_CHECKING:
-    from hvdlite.world.meeting.peers import Peers
+    from hvdlite.world.bootstrap.peers import Peers
 
 NUMBERS = {
     "recursive_doubling": _core.RECURSIVE_DOUBLING,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from hvdlite.errors import LaunchError
 from hvdlite.world import world
-from hvdlite.world.meeting.host_peers import HostPeers
-from hvdlite.world.meeting.peers import MpiPeers, Peers
+from hvdlite.world.bootstrap.host_peers import HostPeers
+from hvdlite.world.bootstrap.peers import MpiPeers, Peers
 from hvdlite.world.teams.placement import part_of
 from hvdlite.world.teams.team import Team, make_team, team_of_one
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hvdlite.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
-    from hvdlite.world.meeting.peers import Peers
+    from hvdlite.world.bootstrap.peers import Peers
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ def as_int(thing: object) -> int | None:
 
 
 class ProcessSet:
-    """Some ranks of the world. It can be used once it is registered, by `init(process_sets=[...])`
-    or by `add_process_set`; until then, and after `remove_process_set` and `shutdown`, its
-    properties are None.
+    """Some ranks of the world. Register it with `init(process_sets=[...])` or `add_process_set`
+    before use; until then, and after `remove_process_set` and `shutdown`, its properties are None.
 
     A copy of it is itself. A pickled one comes back as an unregistered set of the same ranks.
 
@@ -96,7 +95,7 @@ class ProcessSet:
         return None if self._ranks is None else len(self._ranks)
 
     def rank(self) -> int | None:
-        """This process's number among the members, from 0; None where it is no member."""
+        """This process's number among the members, from 0; None if it is no member."""
         return None if self.team is None else self.team.rank
 
     def included(self) -> bool | None:

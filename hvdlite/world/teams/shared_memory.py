@@ -23,10 +23,10 @@ from hvdlite import _core
 from hvdrun.for_hvdlite import available_bytes, left_in_cgroup_bytes
 
 if TYPE_CHECKING:
-    from hvdlite.world.meeting.peers import Peers
+    from hvdlite.world.bootstrap.peers import Peers
 
 NONCE_BYTES = 16
-assert NONCE_BYTES <= _core.HEADER_BYTES
+assert NONCE_BYTES <= _core.CALLER_BYTES
 
 Offer = tuple[str, bytes]  # path, nonce
 
@@ -77,7 +77,7 @@ def mechanism() -> str | None:
     """How the ranks of this host would share memory, in words; None if they can't."""
     for make, name in ((_memfd, "memfd, without a name or a limit"), (_named_file, "/dev/shm")):
         with contextlib.suppress(OSError):
-            descriptor, _, unlink = make(_core.HEADER_BYTES)
+            descriptor, _, unlink = make(_core.CALLER_BYTES)
             os.close(descriptor)
             if unlink is not None:
                 os.unlink(unlink)

@@ -26,7 +26,7 @@ from hvdlite.world.telling import black_box, launcher_link
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hvdlite.world.meeting.peers import Peers
+    from hvdlite.world.bootstrap.peers import Peers
 
 log = logging.getLogger("hvdlite")
 
@@ -41,8 +41,8 @@ TOO_LARGE = (
 PIECE_BYTES_BETWEEN_HOSTS = 2 * MIB
 
 
-class GpuLane(Protocol):
-    """What a team needs of its lane (`hvdlite.gpu.lane`), which is made above this room."""
+class GpuQueue(Protocol):
+    """What a team needs of its GPU queue (`hvdlite.gpu.queue`), which is made above this room."""
 
     def close(self) -> None: ...
 
@@ -94,7 +94,7 @@ class Team:
         # False if only one thread may call MPI.
         self.progress_thread = progress_thread
         # Runs collectives on GPU tensors; `hvdlite.gpu` makes it at the first one.
-        self.lane: GpuLane | None = None
+        self.gpu_queue: GpuQueue | None = None
         # Bound once, as every operation calls them.
         self.post: Callable[..., _core.Operation] = engine.post
         self.run: Callable[..., str | None] = engine.run
@@ -135,8 +135,8 @@ class Team:
         """Leaves the team: pending operations fail. linger: see `_core.Engine.close`."""
         sent_bytes.closes(self)
         self.engine.close(linger)
-        if self.lane is not None:
-            self.lane.close()
+        if self.gpu_queue is not None:
+            self.gpu_queue.close()
 
     def close_together(self) -> None:
         """Ends the team. Every member calls it; returns when none of its messages is in flight."""

@@ -1,11 +1,11 @@
 /* Two hosts of two ranks, all engines of this process, for test_bad_entries.py, which compiles it together
- * with the core. Rank 1, on host 0, and the leader of host 1 write what no sound rank writes: roll calls, their
+ * with the core. Rank 1, on host 0, and the leader of host 1 write what no sound rank writes: missing-rank queries, their
  * answers, and that the caller gave up. Rank 0 reads it while it asks who has not called an operation. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "watching/roll_call.h"
+#include "watching/missing_query.h"
 #include "network.h"
 #include "postings.h"
 
@@ -78,8 +78,8 @@ static hvdl_operation *post(void)
 
 static void write_entry(int type, const void *body, size_t bytes)
 {
-    if (hvdl_journal_append(&engines[1]->shm, (hvdl_entry){.type = (uint16_t)type}, body, bytes,
-                            NULL, 0))
+    if (hvdl_log_append(&engines[1]->shm, (hvdl_entry){.type = (uint16_t)type}, body, bytes, NULL,
+                        0))
         exit(2);
 }
 
@@ -100,13 +100,13 @@ static void write_bad_questions(hvdl_key key)
     bad[3].local = -1;
     bad[4].local = LOCAL_SIZE;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        write_entry(HVDL_ENTRY_ROLL_CALL, &bad[i], sizeof bad[i]);
+        write_entry(HVDL_ENTRY_MISSING_QUERY, &bad[i], sizeof bad[i]);
         bad[i].host += i == 0 ? -1 : i > 2; /* of the other host's */
-        send(HVDL_MSG_ROLL_CALL, &bad[i], sizeof bad[i]);
+        send(HVDL_MSG_MISSING_QUERY, &bad[i], sizeof bad[i]);
     }
-    write_entry(HVDL_ENTRY_ROLL_CALL, &asked, sizeof asked - 1);
-    send(HVDL_MSG_ROLL_CALL, &asked, sizeof asked - 1);
-    write_entry(HVDL_ENTRY_ROLL_CALL, NULL, 0);
+    write_entry(HVDL_ENTRY_MISSING_QUERY, &asked, sizeof asked - 1);
+    send(HVDL_MSG_MISSING_QUERY, &asked, sizeof asked - 1);
+    write_entry(HVDL_ENTRY_MISSING_QUERY, NULL, 0);
 }
 
 static void write_bad_answers(void)
@@ -121,12 +121,12 @@ static void write_bad_answers(void)
     bad[5].head.awaits = FAR;
     memset(bad[6].head.missing, 'x', sizeof bad[6].head.missing);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        write_entry(HVDL_ENTRY_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
-        send(HVDL_MSG_ROLL_ANSWER, &bad[i], ANSWER_BYTES);
+        write_entry(HVDL_ENTRY_MISSING_ANSWER, &bad[i], ANSWER_BYTES);
+        send(HVDL_MSG_MISSING_ANSWER, &bad[i], ANSWER_BYTES);
     }
     for (size_t bytes = 0; bytes < ANSWER_BYTES; bytes += HEAD_BYTES - 1) {
-        write_entry(HVDL_ENTRY_ROLL_ANSWER, &told, bytes);
-        send(HVDL_MSG_ROLL_ANSWER, &told, bytes);
+        write_entry(HVDL_ENTRY_MISSING_ANSWER, &told, bytes);
+        send(HVDL_MSG_MISSING_ANSWER, &told, bytes);
     }
 }
 

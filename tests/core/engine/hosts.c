@@ -1,7 +1,7 @@
 /* Many hosts in one process, one rank each: whole engines over a network in memory, driven by turns in
  * one thread, for test_many_hosts.py, which compiles it together with the core. */
 #define _GNU_SOURCE
-#include "engine/breaking.h"
+#include "engine/fatal.h"
 #include "engine/failing.h"
 #include "operations/facts.h"
 #include "network.h"
@@ -188,7 +188,7 @@ static int fail(int num_calls)
         if (hvdl_engine_post(engines[0], &posting, false, &operations[i]))
             return 1;
     }
-    hvdl_break_on_all(engines[0], "everything fails");
+    hvdl_fatal_on_all(engines[0], "everything fails");
     hvdl_end_broken(engines[0]);
     for (int i = 0; i < num_calls; i++)
         num_failed += hvdl_operation_error(operations[i]) != NULL;

@@ -1,4 +1,4 @@
-"""What a rank reads in the journal, or in a message, that no sound rank has written.
+"""What a rank reads in the shared log, or in a message, that no sound rank has written.
 
 Engines of two hosts in one process, over a network in memory (bad_entries.c)."""
 
@@ -27,7 +27,7 @@ def bad_entries(tmp_path_factory):
     return run
 
 
-def test_a_roll_call_takes_no_answer_that_is_out_of_range(bad_entries):
+def test_a_missing_query_takes_no_answer_that_is_out_of_range(bad_entries):
     waits = "allreduce 'x' has not ended within 1 s: rank 1 on here has not called it"
     assert bad_entries("ask") == f"{waits}; there does not answer\n"
 

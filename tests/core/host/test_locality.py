@@ -141,22 +141,22 @@ def test_what_nothing_can_correct_is_given_up(locality):
     assert not locality.past_cache
 
 
-def conveyors(folder: Path) -> ctypes.CDLL:
-    own = Path(__file__).with_name("conveyors.c")
+def pipelines(folder: Path) -> ctypes.CDLL:
+    own = Path(__file__).with_name("pipelines.c")
     parts = ("host/*", "base/schedule", "base/extents", "base/sum_tree")
     clocked = [
         compiled(source, "-D_GNU_SOURCE", "-Dclock_gettime=test_clock_gettime")
         for source in [own, *sources(*parts)]
     ]
     objects = [*clocked, *map(compiled, sources("kernels/*"))]
-    return ctypes.CDLL(str(linked(folder / "conveyors.so", objects, "-shared")))
+    return ctypes.CDLL(str(linked(folder / "pipelines.so", objects, "-shared")))
 
 
 @pytest.fixture(scope="module")
 def past_bytes(tmp_path_factory):
-    """Runs conveyors under a clock, where a stage of a block takes `ns`; returns what each rank
+    """Runs pipelines under a clock, where a stage of a block takes `ns`; returns what each rank
     has written past the caches."""
-    library = conveyors(tmp_path_factory.getbasetemp())
+    library = pipelines(tmp_path_factory.getbasetemp())
 
     def run(ranks, ns, ns_past, blocks=32, kind=ALLREDUCE, dtype=_core.FLOAT32, outlier_at=0):
         counts = (ctypes.c_uint64 * ranks)()

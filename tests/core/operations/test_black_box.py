@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdlite import _core
-from hvdrun.agent.rank_box import RankBox
+from hvdrun.agent.rank.notes import RankBox
 from hvdrun.machine.notes import ENTRIES, FORMAT, TOTAL_BYTES
 from hvdrun.reports import last_operations
 from hvdrun.reports.black_box import Box, read_box

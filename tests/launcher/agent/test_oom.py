@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrun.agent.oom import cgroup_folders, log_names, oom_kills, was_out_of_memory
+from hvdrun.agent.rank.oom import cgroup_folders, log_names, oom_kills, was_out_of_memory
 from tests.harness.needs import lacking
 from tests.harness.programs import run_program
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdrun.agent import peers
-from hvdrun.agent.frames import BYE, MAGIC, REFUSED, frame
+from hvdrun.agent.frames import REFUSED
 from hvdrun.agent.host_agent import HostAgent
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.machine import socket_users
@@ -228,7 +228,7 @@ def test_no_host_is_connected_to_for_an_hvdrun_that_is_gone(secret, tmp_path, is
     (tmp_path / "ssh").chmod(0o755)
     with stranger(peers.address(secret)) if is_taken else contextlib.nullcontext():
         done = agent("ssh", "h2", "orted", secret=secret, PATH=f"{tmp_path}:/bin")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (255, "")
     why = f"on {os.uname().nodename}, a process of user" if is_taken else "hvdrun has ended\n"
     assert done.stderr.startswith(f"hvdrun: no connection to h2 was made: {why}"), done
 
@@ -237,9 +237,9 @@ def test_a_host_agent_says_that_another_user_has_its_name_and_starts_nothing(sec
     said = []
     with stranger(peers.address(secret)), selectors.DefaultSelector() as selector:
         monkeypatch.setattr(HostAgent, "_send", lambda _, *words: said.append(words))
-        host_agent = HostAgent("echo started")
+        host_agent = HostAgent()
         host_agent.selector = selector
-        host_agent._set_up(secret)
+        host_agent._set_up(f"{secret}\0{30}\0sh\0echo started".encode())
     [(kind, _, text)] = said
     assert kind == REFUSED
     assert f"a process of user {OTHER_USER} holds".encode() in text
@@ -276,21 +276,33 @@ def in_place_of_ssh(tmp_path, monkeypatch):
     return make
 
 
+# A host agent that answers preflight, and refuses to start a job.
+REFUSES = """
+import os, subprocess, sys
+from hvdrun.agent.frames import *
+agent = subprocess.Popen(["sh", "-c", sys.argv[1]], stdin=subprocess.PIPE)
+buffer = bytearray()
+while data := os.read(0, CHUNK):
+    buffer = bytearray((buffer + data).lstrip(b"\\n"))
+    for kind, rank, payload in unpack(buffer):
+        if kind == START:
+            write_all(1, frame(REFUSED, payload=sys.argv[2].encode()) + frame(BYE, payload=b"1"))
+            agent.kill()
+            sys.exit(1)
+        agent.stdin.write(frame(kind, rank, payload))
+        agent.stdin.flush()
+"""
+
+
 def test_a_host_whose_name_another_user_has_ends_the_job_with_the_reason(
     python, tmp_path, in_place_of_ssh
 ):
-    said = b"on h2, a process of user 4242 holds it"
-    refusal = MAGIC + frame(REFUSED, payload=said) + frame(BYE, payload=b"1")
-    (tmp_path / "said").write_bytes(refusal)
-    in_place_of_ssh(
-        f"""case $command in
-        *" probe "*) exec sh -c "$command" ;;
-        *) cat {tmp_path}/said ;;
-        esac"""
-    )
+    said = "on h2, a process of user 4242 holds it"
+    (tmp_path / "refuses").write_text(REFUSES)
+    in_place_of_ssh(f"exec {python} {tmp_path}/refuses \"$command\" '{said}'")
     done = run_program([python, "-m", "hvdrun", "-H", "h2:1", "echo", "ran"], LIMIT_S)
     assert (done.code, done.stdout) == (71, ""), done
-    assert f"hvdrun: h2 can't run ranks: {said.decode()}\n" in done.stderr, done
+    assert f"hvdrun: h2 can't run ranks: {said}\n" in done.stderr, done
 
 
 @pytest.mark.wide_in("mpich")

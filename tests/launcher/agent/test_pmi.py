@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from hvdrun.agent.frames import MPI_BEGUN, MPI_DONE, MPI_JOB
-from hvdrun.agent.pmi import Relay
+from hvdrun.agent.rank.pmi import Relay
 
 
 class Way:

@@ -1,6 +1,5 @@
 """What a host answers, as its agent does it."""
 
-import base64
 import importlib.metadata
 import json
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import hvdrun
-from hvdrun.agent.probe import answer
+from hvdrun.agent.frames import FACTS, HELLO, unpack
+from hvdrun.agent.probe import answer, packed
 from hvdrun.plan.facts import from_answer
 
 QUESTION = {
@@ -23,7 +23,6 @@ QUESTION = {
     "path": "/bin",
     "visible": None,
     "names": ["localhost"],
-    "stays": False,
 }
 
 
@@ -35,15 +34,16 @@ def versions(folders, *packages):
 def test_the_probe_imports_neither_torch_nor_mpi_nor_what_takes_long():
     agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
     question = {**QUESTION, "packages": ["torch", "mpi4py", "no-such"], "mpirun": "/none"}
-    packed = base64.urlsafe_b64encode(json.dumps(question).encode()).decode()
-    command = [sys.executable, "-I", "-S", "-X", "importtime", agent, "probe", packed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    said = json.loads(done.stdout.split("hvdrun-probe", 1)[1].rpartition(" hvdrun-probe-end")[0])
+    command = [sys.executable, "-I", "-S", "-X", "importtime", agent, "host", packed(question)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    ((kind, _, payload), *_) = unpack(bytearray(done.stdout.partition(HELLO)[2]))
+    assert kind == FACTS
+    said = json.loads(payload)
     assert said["packages"].keys() == {"torch", "mpi4py"}
     assert (said["cwd"], said["program"]) == ("", "")
     assert said["mpirun_missing"] == "there is no such file"
     assert from_answer(said).slots >= 1
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
     assert "hvdrun.agent.probe" in loaded
     assert not loaded & {"torch", "mpi4py", "hvdlite", "numpy"}
     assert not loaded & {"importlib.metadata", "glob"}

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from hvdlite.world.meeting.mpi import rank_process
+from hvdlite.world.bootstrap.mpi import rank_process
 from hvdlite.world.telling import launcher_link
-from hvdrun.agent import rank_notes
-from hvdrun.agent.rank_notes import RankNotes
+from hvdrun.agent.rank import notes as rank_notes
+from hvdrun.agent.rank.notes import RankNotes
 from hvdrun.machine.notes import INIT_BEGUN, INIT_DONE, KINDS, VARIABLE, descriptor
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from hvdlite.world.telling import launcher_link, stacks
 from hvdrun.agent.frames import LOOK, LOOKED, WITH_STACK, frame, receive, send, unpack
-from hvdrun.agent.keeper import Keeper
-from hvdrun.agent.rank_notes import RankNotes
-from hvdrun.agent.rank_stack import RankStack, RankStacks
+from hvdrun.agent.rank.keeper import Keeper
+from hvdrun.agent.rank.notes import RankNotes, RankStack, RankStacks
 from hvdrun.machine.notes import INIT_BEGUN, STACK
 
 # ---- what a rank does; `wait` is a pipe to which this process writes when the rank is to go on

@@ -12,13 +12,12 @@ import pytest
 
 import hvdrun
 from hvdlite import run_function
-from hvdrun.agent.frames import SECRET, frame
+from hvdrun.agent.frames import START, frame
 from hvdrun.command_line.cli import cli, main
 from hvdrun.command_line.own_options import parse_exports
 from hvdrun.command_line.spellings import FOREIGN, in_our_spelling
 from hvdrun.errors import UsageError, exit_codes
 from hvdrun.machine.environment import RENDEZVOUS_SECRET
-from hvdrun.machine.remote_words import hex_of
 from hvdrun.plan.hosts import Host
 from hvdrun.plan.programs import which
 from tests.harness.needs import lacking
@@ -343,9 +342,10 @@ def test_starting_loads_nothing_heavy():
 def test_the_agents_load_little(role):
     """They start beside each rank, so their imports delay every rank."""
     agent = Path(hvdrun.__file__).parent / "agent" / "agent.py"
-    arguments = {"rank": ["rank", "true"], "host": ["host", "sh", hex_of("true")]}[role]
+    arguments = {"rank": ["rank", "true"], "host": ["host"]}[role]
     command = [sys.executable, "-I", "-S", "-X", "importtime", str(agent), *arguments]
-    told = frame(SECRET, payload=b"secret") if role == "host" else b""
+    start = frame(START, payload=b"\0".join((b"secret", b"30", b"sh", b"true")))
+    told = start if role == "host" else b""
     done = subprocess.run(command, input=told, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}

@@ -153,17 +153,11 @@ def ends(at, grace_s=3.0, over_at=None, first=TERM):
 class History:
     events: list
     actions: list  # all but Say and Release
-    code: int | None = None  # by default the error's, or 0
-    culprit: int | None = None
-    error: type | None = None
-    words: tuple = ()  # of the report or the error
-    says: list = field(default_factory=list)  # how the Says begin, with their times
+    code: int = 0
+    culprit: int | None = None  # the rank in the report
+    cause: str = ""  # "": a rank has failed, if there is a culprit
+    host: str = ""  # in the report, if a host is the cause
     options: dict = field(default_factory=dict)
-    lacks: tuple = ()  # what the report does not say
-
-    def __post_init__(self):
-        if self.code is None:
-            self.code = self.error.code if self.error else 0
 
 
 def begun_history(events, *args, **options):

@@ -1,13 +1,5 @@
 """Histories of hosts that are silent, break off or never connect."""
 
-from hvdrun.errors import (
-    HostLost,
-    HostSetupError,
-    LacksResource,
-    MpirunFailed,
-    SshFailed,
-    StartTimeout,
-)
 from hvdrun.job.actions import Finish, HangUp
 from hvdrun.job.events import (
     HostConnected,
@@ -54,7 +46,8 @@ def mpirun_names_c(said, *events, **expected):
     return History(
         [*TWO_FAR_HOSTS, (8.9, said), (9.0, HostEnded("b")), *events, *asked(9.2, 0, 1)],
         ends(9.0),
-        error=HostLost,
+        72,
+        cause="host-lost",
         options={"job": command(a=2, b=2, c=1)},
         **expected,
     )
@@ -64,28 +57,28 @@ HOSTS = {
     "mpirun says which host is lost": mpirun_names_c(
         LOST_C,
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "mpirun says to which host ssh has failed": mpirun_names_c(
         SSH_TO_C_FAILED,
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "mpirun says first to which host ssh has failed": mpirun_names_c(
         MpirunSaid(SSH_TO_C_FAILED.text + LOST_C.text.replace(b"node c", b"node b")),
         (9.0, HostEnded("c")),
-        words=("c is lost: mpirun has lost the connection to its daemon there; if",),
+        host="c",
     ),
     "both mpirun and ssh say which host is lost": mpirun_names_c(
         LOST_C,
         (9.1, SshSaid("c", CLOSED)),
         (9.1, HostEnded("c")),
-        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+        host="c",
     ),
     "mpirun names a host that is none of the job": mpirun_names_c(
         MpirunSaid(LOST_C.text.replace(b"node c", b"node d")),
         (9.0, HostEnded("c")),
-        words=("b is lost: the connection to it was closed; if",),
+        host="b",
     ),
     "mpirun ends its ssh to a host because another one is lost": History(
         [
@@ -96,8 +89,9 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        error=HostLost,
-        words=("c is lost: the connection to it was closed (Connection to c closed by remote",),
+        72,
+        cause="host-lost",
+        host="c",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "what ssh said before the host talked is not why it ended": begun_history(
@@ -111,8 +105,9 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        72,
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a connection ends without a word, and another one much later": History(
@@ -124,8 +119,9 @@ HOSTS = {
             *asked(10.2, 0, 1),
         ],
         ends(9.0),
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        72,
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a host whose agent has ended in order is not the one that is lost": History(
@@ -137,15 +133,17 @@ HOSTS = {
             *asked(9.2, 0, 1),
         ],
         ends(9.0),
-        error=HostLost,
-        words=("b is lost: the connection to it was closed; if",),
+        72,
+        cause="host-lost",
+        host="b",
         options={"job": command(a=2, b=2, c=1)},
     ),
     "a host is silent": begun_history(
         [(10.0, HostSilent("b", 30.2, 30.0)), *asked(10.2, 0, 1), *over(10.3, 1)[::2]],
         ends(10.0, grace_s=2.0),
-        error=HostLost,
-        words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s (--host-",),
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "a connection ends": begun_history(
         [
@@ -154,8 +152,9 @@ HOSTS = {
             *asked(10.2, 0, 1),
         ],
         ends(10.0),
-        error=HostLost,
-        words=("b is lost: the connection to it was closed (Connection to b closed.)",),
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "ssh does not get through": History(
         [
@@ -164,20 +163,22 @@ HOSTS = {
             (0.5, HostEnded("b")),
         ],
         ends(0.5),
-        error=SshFailed,
-        words=("b can't be reached by ssh",),
+        70,
+        cause="ssh-failed",
+        host="b",
     ),
     "the agent of a host can't start MPI's daemon": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "lacks 24"))],
         ends(0.5),
-        error=LacksResource,
-        words=("hvdrun's agent on b can't open any more files;",),
+        76,
+        cause="lacks-resource",
     ),
     "another user holds the socket of a host": History(
         [(0.1, HostConnected("b")), (0.2, HostTalks("b")), (0.5, HostEnded("b", "ann has it"))],
         ends(0.5),
-        error=HostSetupError,
-        words=("b can't run ranks: ann has it",),
+        71,
+        cause="host-not-ready",
+        host="b",
     ),
     "MPI's daemon can't start": History(
         [
@@ -187,8 +188,9 @@ HOSTS = {
             (0.4, HostEnded("b", "", 127, b"orted: not found\n")),
         ],
         ends(0.4),
-        error=HostSetupError,
-        words=("MPI's daemon ended there with exit code 127: orted: not found",),
+        71,
+        cause="host-not-ready",
+        host="b",
     ),
     "MPI's daemon fails after ranks have started, and mpirun says the rest": begun_history(
         [
@@ -205,8 +207,9 @@ HOSTS = {
     "a rank fails, and a host is lost without a report": begun_history(
         [(2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
-        error=HostLost,
-        words=("b is lost: its ranks ended without a report",),
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "a rank fails of one that was killed and whose shim MPI had ended": begun_history(
         [
@@ -218,13 +221,14 @@ HOSTS = {
         ends(2.0, over_at=2.1),
         137,
         culprit=2,
-        words=("rank 2 on b was ended by SIGKILL",),
+        cause="rank-killed",
     ),
     "a rank fails of one that left with 0": begun_history(
         [*well(1.9, 2), (2.0, LOST_A_PEER), ended(2.0, 0, "code 14"), *over(2.1, 14)],
         ends(2.0, over_at=2.1),
-        error=MpirunFailed,
-        words=("rank 2 on b ended with exit code 0 after 1.9 s, in mid-job",),
+        73,
+        culprit=2,
+        cause="left-early",
     ),
     "a host is silent while the job is ended for another reason": begun_history(
         [
@@ -258,7 +262,7 @@ HOSTS = {
             (30.0, SshSaid("b", b"debug\nwaiting\n")),
         ],
         ends(60.0),
-        error=StartTimeout,
-        words=("not started within 60 s", "b: 2 ranks not started: ssh has not connected (wait"),
+        75,
+        cause="start-timeout",
     ),
 }

@@ -1,6 +1,5 @@
 """Histories of jobs whose ranks wait in hvd.init() or MPI_Init for others."""
 
-from hvdrun.errors import MpirunFailed, StartTimeout
 from hvdrun.job.actions import Look
 from hvdrun.job.events import RankLeftMpi
 from hvdrun.machine.notes import INIT_DONE, INIT_FAILED
@@ -49,7 +48,6 @@ INIT = {
             *all_well(500.0),
         ],
         closes(500.1),
-        says=[],
     ),
     "init does not end on two ranks, which compute in it": begun_history(
         [
@@ -64,61 +62,51 @@ INIT = {
             *all_well(20.0),
         ],
         [*looks(11.5, 2, 3), *closes(20.1)],
-        says=[
-            (
-                12.2,
-                (
-                    "hvdrun: all ranks have called hvd.init(), but it has not ended on ranks 2-3"
-                    " (10.2 s so far):\n    ranks 2-3 on b\n        /me/data.py:7 in load"
-                ),
-            ),
-            (15.0, "hvdrun: hvd.init() has ended on all ranks, after 13.0 s"),
-        ],
     ),
     "init does not end, and the stall check is to end the job": begun_history(
         [*init(1.0, 0, 1, 2, 3), *asked(8.1, 0, 1, 2, 3), *over(8.2)],
         ends(8.0, over_at=8.2),
-        error=StartTimeout,
-        words=(
-            "it has not ended on ranks 0-1 on a and ranks 2-3 on b after 7 s (HVDLITE_STALL_SH",
-        ),
+        75,
+        cause="start-timeout",
         options={"job": command({"HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "7"}, a=2, b=2)},
     ),
     "a rank ends with 0 before init, and the others wait there": begun_history(
         [*init(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
         ends(7.0, over_at=7.2),
-        error=MpirunFailed,
-        words=(f"rank 1 on a {BEFORE_INIT} waited for it", "call it before any `sys.exit()`"),
+        73,
+        culprit=1,
+        cause="left-early",
     ),
     "a rank ends with 0 before init, and the others come there later": begun_history(
         [*well(2.0, 1), *init(30.0, 0), *init(31.0, 2, 3), *asked(35.1, 0, 2, 3), *over(35.2)],
         ends(35.0, over_at=35.2),
-        error=MpirunFailed,
-        words=(f"rank 1 on a {BEFORE_INIT} waited for it",),
+        73,
+        culprit=1,
+        cause="left-early",
     ),
     "two ranks end with 0 before init, and the second puts off the end": begun_history(
         [*init(1.0, 0, 2), *well(2.0, 1), *well(5.0, 3), *asked(10.1, 0, 2), *over(10.2)],
         ends(10.0, over_at=10.2),
-        error=MpirunFailed,
-        words=("rank 1 on a ended with exit code 0 after 2.0 s and had not called hvd.init()",),
+        73,
+        culprit=1,
+        cause="left-early",
     ),
     "a rank ends with 0 before MPI_Init, as PMI shows": begun_history(
         [*in_mpi(1.0, 0, 2, 3), *well(2.0, 1), *asked(7.1, 0, 2, 3), *over(7.2)],
         ends(7.0, over_at=7.2),
-        error=MpirunFailed,
-        words=(
-            "rank 1 on a ended with exit code 0 after 2.0 s and had not called MPI_Init, where",
-        ),
+        73,
+        culprit=1,
+        cause="left-early",
     ),
     "ranks end with 0 and none of the others is in init": begun_history(
-        [*well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)], closes(40.1), says=[]
+        [*well(2.0, 1), *well(40.0, 0, 2, 3), *over(40.1)],
+        closes(40.1),
     ),
     "a rank fails while others wait for it in init": begun_history(
         [*init(1.0, 0, 2, 3), ended(2.0, 1, "code 4"), *asked(2.1, 0, 2, 3), *over(2.2)],
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
-        says=[],
     ),
     "a rank computes for long before init": begun_history(
         [
@@ -132,24 +120,6 @@ INIT = {
             *all_well(40.0),
         ],
         [*looks(10.5, 1), *looks(20.6, 1), *closes(40.1)],
-        says=[
-            (
-                11.1,
-                (
-                    "hvdrun: ranks 0,2-3 wait in hvd.init() for rank 1, which has not called it"
-                    " (10.1 s so far):\n    rank 1 on a computes (0.9 s of CPU in the last 1.0 s):"
-                    " python train.py (process 101)"
-                ),
-            ),
-            (
-                21.2,
-                (
-                    "hvdrun: ranks 0,2-3 wait in hvd.init() for rank 1, which has not called it"
-                    " (20.2 s so far):\n    rank 1 on a computes (0.4 s of CPU in the last 0.5 s)"
-                ),
-            ),
-            (30.0, "hvdrun: all ranks are in hvd.init(), after 29.0 s"),
-        ],
     ),
     "ranks hang between their import of hvdlite and init": begun_history(
         [
@@ -163,18 +133,6 @@ INIT = {
             *all_well(40.0),
         ],
         [*looks(10.5, 1, 2, 3), *closes(40.1)],
-        says=[
-            (
-                11.3,
-                (
-                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
-                    " (10.3 s so far):\n    ranks 1-2 on a, b\n        /me/data.py:7 in load\n"
-                    "        /me/train.py:3 in main\n    rank 3 on b sleeps: python train.py"
-                    " (process 103); it has not imported hvdlite"
-                ),
-            ),
-            (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
-        ],
     ),
     "a host does not answer": begun_history(
         [
@@ -185,51 +143,23 @@ INIT = {
             *all_well(100.0),
         ],
         [*looks(10.5, 1, 2, 3), *looks(25.5, 1, 2, 3), *closes(100.1)],
-        says=[
-            (
-                16.0,
-                (
-                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it"
-                    " (15.0 s so far):\n    rank 1 on a sleeps (0.0 s of CPU so far): python"
-                    " train.py (process 101)\n    ranks 2-3 on b: the host does not answer"
-                ),
-            ),
-            (
-                31.0,
-                "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it (30",
-            ),
-            (40.0, "hvdrun: all ranks are in hvd.init(), after 39.0 s"),
-        ],
     ),
     "ranks wait in init for one that has not started, until the start timeout": History(
         [*begun(ranks=(0, 1, 2)), *init(1.0, 0, 1, 2), *asked(60.2, 0, 1, 2), *over(60.3)],
         ends(60.0, over_at=60.3),
-        error=StartTimeout,
-        words=("the job has not started within 60 s",),
-        says=[
-            (
-                at,
-                (
-                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    f" ({so_far} so far):\n    rank 3 on b: not started"
-                ),
-            )
-            for at, so_far in ((11.0, "10.0 s"), (21.0, "20.0 s"), (41.0, "40.0 s"))
-        ],
+        75,
+        cause="start-timeout",
     ),
     "the start timeout does not count once all ranks run": begun_history(
-        [*all_well(500.0)], closes(500.1), options={"start_timeout_s": 5.0}
+        [*all_well(500.0)],
+        closes(500.1),
+        options={"start_timeout_s": 5.0},
     ),
     "the stall shutdown time ends a wait in init": begun_history(
         [*init(1.0, 0, 1), *asked(6.2, 0, 1, 2, 3), *over(6.3)],
         ends(6.0, over_at=6.3),
-        error=StartTimeout,
-        words=(
-            (
-                "ranks 2-3 on b have not called hvd.init(), where ranks 0-1 have waited for 5 s"
-                " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS)"
-            ),
-        ),
+        75,
+        cause="start-timeout",
         options={"job": command({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}, a=2, b=2)},
     ),
     "without a stall check, a wait in init has neither reports nor an end": begun_history(
@@ -253,18 +183,6 @@ INIT = {
             *all_well(9.0),
         ],
         [*looks(2.5, 3), *closes(9.1)],
-        says=[
-            (
-                3.1,
-                (
-                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    " (2.1 s so far):\n    rank 3 on b sleeps: python train.py (process 103); its"
-                    " child process 202 (cp /data ?[2J) reads from /data/x ?[2J (nfs4 of server9:/)"
-                    " (in the kernel, uninterruptible)"
-                ),
-            ),
-            (3.5, "hvdrun: all ranks are in hvd.init(), after 2.5 s"),
-        ],
         options={"job": command({"HVDLITE_STALL_CHECK_TIME_SECONDS": "2"}, a=2, b=2)},
     ),
     "init raises an error on a rank, which goes on": begun_history(
@@ -278,18 +196,9 @@ INIT = {
             *over(17.2),
         ],
         [*looks(10.5, 3), *ends(17.0, over_at=17.2)],
-        error=MpirunFailed,
-        words=("rank 3 on b ended with exit code 0 after 12.0 s and",),
-        says=[
-            (
-                11.1,
-                (
-                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    " (10.1 s so far):\n    rank 3 on b is stopped (`kill -CONT 103` there lets it"
-                    " go on): python train.py (process 103); its hvd.init() has raised an error"
-                ),
-            )
-        ],
+        73,
+        culprit=3,
+        cause="left-early",
     ),
     "init raises an error on a rank whose host does not answer then": begun_history(
         [
@@ -300,21 +209,10 @@ INIT = {
             *all_well(40.0),
         ],
         [*looks(10.5, 3), *closes(40.1)],
-        says=[
-            (
-                16.0,
-                (
-                    "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"
-                    " (15.0 s so far):\n    rank 3 on b: the host does not answer"
-                ),
-            ),
-            (20.0, "hvdrun: all ranks are in hvd.init(), after 19.0 s"),
-        ],
     ),
     "init raises an error on the rank that waits: nobody says that all have come": begun_history(
         [*init(1.0, 0), *init(20.0, 0, kind=INIT_FAILED), *all_well(40.0)],
         [*looks(10.5, 1, 2, 3), *closes(40.1)],
-        says=[(16.0, "hvdrun: rank 0 waits in hvd.init() for ranks 1-3, which have not called it")],
     ),
     "a rank calls init again, and the others have not": begun_history(
         [
@@ -326,18 +224,13 @@ INIT = {
             *all_well(40.0),
         ],
         [*looks(29.5, 0, 1, 3), *closes(40.1)],
-        says=[
-            (35.0, "hvdrun: rank 2 waits in hvd.init() for ranks 0-1,3, which have not called it"),
-            (36.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
-        ],
     ),
     "MPI shows the beginning of MPI_Init, and the program calls init later": begun_history(
         [*in_mpi(1.0, 0, 1, 2, 3), *init(2.0, 0), *well(3.0, 1), *asked(6.1, 0, 2, 3), *over(6.2)],
         ends(6.0, over_at=6.2),
-        error=MpirunFailed,
-        words=(
-            "rank 1 on a ended with exit code 0 after 3.0 s and had not called hvd.init(), where",
-        ),
+        73,
+        culprit=1,
+        cause="left-early",
     ),
     "ranks wait in MPI_Init for one that comes late": begun_history(
         [
@@ -349,24 +242,10 @@ INIT = {
             *all_well(40.0),
         ],
         [*looks(10.5, 3), *closes(40.1)],
-        says=[
-            (
-                11.1,
-                (
-                    "hvdrun: ranks 0-2 wait in MPI_Init for rank 3, which has not called it (10.1 s"
-                    " so far):\n    rank 3 on b sleeps: python train.py (process 103)"
-                ),
-            ),
-            (15.0, "hvdrun: all ranks are in MPI_Init, after 14.0 s"),
-        ],
     ),
     "a rank that can't tell comes to init": begun_history(
         [*init(1.0, 0, 1, 2), *init(17.0, 0, 1, 2, kind=INIT_DONE), *all_well(40.0)],
         [*looks(10.5, 3), *closes(40.1)],
-        says=[
-            (16.0, "hvdrun: ranks 0-2 wait in hvd.init() for rank 3, which has not called it"),
-            (17.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
-        ],
     ),
     "many ranks are missing": History(
         [
@@ -378,17 +257,6 @@ INIT = {
             *over(40.1),
         ],
         [(10.5, Look(tuple(range(1, 33)))), (11.0, Look(tuple(range(1, 33)), True)), *closes(40.1)],
-        says=[
-            (
-                16.0,
-                (
-                    "hvdrun: rank 0 waits in hvd.init() for ranks 1-45, which have not called it"
-                    " (15.0 s so far):\n    ranks 1-32 on a, b: their hosts do not answer\n"
-                    "    and 13 more ranks"
-                ),
-            ),
-            (17.0, "hvdrun: all ranks are in hvd.init(), after 16.0 s"),
-        ],
         options={"job": command(a=2, b=44)},
     ),
 }

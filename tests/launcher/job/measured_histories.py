@@ -20,7 +20,6 @@ MEASURED_BY_RANKS = {
             *all_well(2.0),
         ],
         closes(2.1),
-        words=(MEASURED_LINE,),
     ),
     "a rank fails after ranks have sent what they have measured": begun_history(
         [
@@ -33,11 +32,6 @@ MEASURED_BY_RANKS = {
         ends(10.0),
         4,
         culprit=1,
-        words=(
-            "hvdrun: as told up to 8 s before the end: 21 steps (of 2 of 4 ranks), 1000 ms each;",
-            "hvdrun: where the time of a step goes, in ms:",
-            "rank 1 on a ended with exit code 4",
-        ),
     ),
     "a rank fails before there are steps that can be compared": begun_history(
         [
@@ -49,7 +43,6 @@ MEASURED_BY_RANKS = {
         ends(2.0),
         4,
         culprit=1,
-        lacks=("steps",),
     ),
     "somebody asks how the ranks fare": begun_history(
         [
@@ -63,6 +56,5 @@ MEASURED_BY_RANKS = {
             (1.9, Answer(5, so_far({0: Record(3, 2, 1)}, 4, lambda rank: "a"))),
             *closes(2.1),
         ],
-        words=(MEASURED_LINE,),
     ),
 }

@@ -1,6 +1,5 @@
 """Histories of mpirun: it fails, hangs or ends early."""
 
-from hvdrun.errors import MpirunFailed
 from hvdrun.job.actions import EndAll, EndHosts, Finish
 from hvdrun.job.events import HostEnded, KeepersHere, MpirunEnded, MpirunOutputEnded, MpirunSaid
 from tests.launcher.job.histories import (
@@ -24,11 +23,8 @@ MPIRUN = {
             (0.2, MpirunOutputEnded()),
         ],
         closes(0.2),
-        error=MpirunFailed,
-        words=(
-            "[mpirun] no such option",
-            "could not start the job (exit code 213): see its output",
-        ),
+        73,
+        cause="mpirun-failed",
     ),
     "mpirun's last line has no newline": History(
         [
@@ -38,33 +34,28 @@ MPIRUN = {
             (0.2, MpirunOutputEnded()),
         ],
         closes(0.2),
-        error=MpirunFailed,
-        words=(
-            "[mpirun] no such option",
-            "could not start the job (exit code 213): see its output",
-        ),
+        73,
+        cause="mpirun-failed",
     ),
     "mpirun prints an empty line and fails": History(
         [(0.1, MpirunSaid(b"\n")), (0.2, MpirunEnded(1)), (0.2, MpirunOutputEnded())],
         closes(0.2),
-        error=MpirunFailed,
-        words=("could not start the job (exit code 1): it printed nothing",),
+        73,
+        cause="mpirun-failed",
     ),
     "mpirun fails and prints nothing": History(
         [(0.2, MpirunEnded(-11)), (0.2, MpirunOutputEnded())],
         closes(0.2),
-        error=MpirunFailed,
-        words=("could not start the job (signal 11): it printed nothing",),
+        73,
+        cause="mpirun-failed",
     ),
     "mpirun is told to do something else": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
         closes(0.9),
-        says=[(0.6, "[mpirun] mpirun 5")],
     ),
     "mpirun's words come at once with --verbose": History(
         [(0.1, MpirunSaid(b"mpirun 5\n")), (0.9, MpirunEnded(0)), (0.9, MpirunOutputEnded())],
         closes(0.9),
-        says=[(0.1, "[mpirun] mpirun 5")],
         options={"verbose": True},
     ),
     "mpirun's words about a rank's failure are not shown": begun_history(
@@ -94,8 +85,9 @@ MPIRUN = {
             (4.6, KeepersHere(0)),
         ],
         [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.6, Finish())],
-        error=MpirunFailed,
-        words=("mpirun ended the job (exit code 1) while rank 0 on a was running",),
+        73,
+        culprit=0,
+        cause="mpirun-failed",
     ),
     "mpirun ends with 0 while ranks have not reported": begun_history(
         [
@@ -106,8 +98,9 @@ MPIRUN = {
             (4.2, KeepersHere(0)),
         ],
         [(2.0, EndHosts(3.0)), (4.0, EndAll(3.0)), (4.2, Finish())],
-        error=MpirunFailed,
-        words=("mpirun ended the job (exit code 0) while rank 0 on a was running",),
+        73,
+        culprit=0,
+        cause="mpirun-failed",
     ),
     "mpirun ends, and its daemon keeps its output open": begun_history(
         [
@@ -118,7 +111,8 @@ MPIRUN = {
         [(1.1, EndHosts(3.0)), (1.6, Finish())],
     ),
     "mpirun closes its output, and ends later": begun_history(
-        [*well(1.0, 0, 1, 2, 3), (1.0, MpirunOutputEnded()), *over(1.5)[:-1]], closes(1.5)
+        [*well(1.0, 0, 1, 2, 3), (1.0, MpirunOutputEnded()), *over(1.5)[:-1]],
+        closes(1.5),
     ),
     "keepers of this host are there after mpirun and the other host": begun_history(
         [*well(1.0, 0, 1, 2, 3), *over(1.1)[1:], (1.7, KeepersHere(0))],
@@ -146,7 +140,6 @@ MPIRUN = {
         ends(2.0, over_at=2.2),
         4,
         culprit=1,
-        says=[(2.1, "[mpirun] BAD TERMINATION")],
         options={"verbose": True},
     ),
     "mpirun is killed": begun_history(
@@ -158,7 +151,8 @@ MPIRUN = {
             *over(2.1, -KILL),
         ],
         closes(2.1),
-        error=MpirunFailed,
-        words=("rank 0 on a ended with exit code 0 after 1.0 s, in mid-job",),
+        73,
+        culprit=0,
+        cause="left-early",
     ),
 }

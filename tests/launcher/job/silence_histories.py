@@ -1,6 +1,5 @@
 """Histories of hosts that are silent for a while, and of hvdrun itself not running."""
 
-from hvdrun.errors import HostLost
 from hvdrun.job.events import (
     HostBack,
     HostConnected,
@@ -39,7 +38,6 @@ SILENCE = {
             *over(20.0),
         ],
         closes(20.0),
-        says=[(11.0, SAYS_QUIET), (15.0, "hvdrun: b is back after 10 s without a sign of life")],
     ),
     "a host comes back just before the end": begun_history(
         [
@@ -49,7 +47,6 @@ SILENCE = {
             *over(20.0),
         ],
         closes(20.0),
-        says=[(11.0, SAYS_QUIET), (20.0, "hvdrun: b is back after 16 s")],
     ),
     "a host is quiet, and comes back before it is said": begun_history(
         [
@@ -70,12 +67,6 @@ SILENCE = {
             *over(30.0),
         ],
         closes(30.0),
-        says=[
-            (11.0, SAYS_QUIET),
-            (12.5, "hvdrun: b is back after 8 s"),
-            (21.0, SAYS_QUIET),
-            (24.0, "hvdrun: b is back after 9 s"),
-        ],
     ),
     "a host is quiet, and is lost": begun_history(
         [
@@ -85,9 +76,9 @@ SILENCE = {
             *over(34.3, 1)[::2],
         ],
         ends(34.0, grace_s=2.0),
-        error=HostLost,
-        words=("b is lost: it has given no sign of life for 30 s, and the limit is 30 s",),
-        says=[(11.0, SAYS_QUIET)],
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "two hosts are quiet, and one is lost before the other": History(
         [
@@ -98,14 +89,9 @@ SILENCE = {
             (34.1, KeepersHere(0)),
         ],
         ends(34.0, grace_s=2.0),
-        error=HostLost,
-        words=("c is lost: it has given no sign of life for 30 s (nor has b), and the limit is",),
-        says=[
-            (
-                11.0,
-                "hvdrun: b and c have given no sign of life for 7 s; the job ends if one of them",
-            )
-        ],
+        72,
+        cause="host-lost",
+        host="c",
     ),
     "two hosts come back together": History(
         [
@@ -119,15 +105,10 @@ SILENCE = {
             (20.0, HostEnded("c", "", 0)),
         ],
         closes(20.0),
-        says=[
-            (11.0, "hvdrun: b and c have given no sign of life for 7 s"),
-            (15.0, "hvdrun: b and c are back after up to 10 s without a sign of life"),
-        ],
     ),
     "hvdrun did not run for a while": begun_history(
         [(18.0, Paused(8.0)), *well(20.0, 0, 1, 2, 3), *over(20.0)],
         closes(20.0),
-        says=[(18.0, PAUSED + "8 s (stopped, suspended or held up); no host is blamed")],
     ),
     "hvdrun did not run for so long that a host ended its ranks, and others failed": begun_history(
         [
@@ -139,11 +120,9 @@ SILENCE = {
             *over(50.2, 1),
         ],
         ends(50.0, over_at=50.2),
-        error=HostLost,
-        words=(
-            GIVEN_UP + "hvdrun itself did not run for 40 s: it was stopped, or its machine was",
-        ),
-        says=[(50.0, PAUSED + "40 s")],
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "hvdrun did not run for so long that connections ended": History(
         [
@@ -155,18 +134,16 @@ SILENCE = {
             *over(50.2, 1),
         ],
         ends(50.0, over_at=50.2),
-        error=HostLost,
-        words=(GIVEN_UP + "hvdrun itself did not run for 40 s",),
-        says=[(50.0, PAUSED + "40 s")],
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "hvdrun did not run, and a connection ended meanwhile": begun_history(
         [(50.0, Paused(40.0)), (52.0, HostEnded("b")), *asked(52.1, 0, 1), *over(52.2, 1)[::2]],
         ends(52.0),
-        error=HostLost,
-        words=(
-            "b is lost: the connection to it was closed while hvdrun itself did not run for 40",
-        ),
-        says=[(50.0, PAUSED + "40 s")],
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "a host hears nothing from hvdrun, which runs": begun_history(
         [
@@ -176,8 +153,9 @@ SILENCE = {
             *over(41.0, 1),
         ],
         ends(40.5, grace_s=2.0, over_at=41.0),
-        error=HostLost,
-        words=(GIVEN_UP + "check the network between this machine and it",),
+        72,
+        cause="host-lost",
+        host="b",
     ),
     "a rank fails, and then a host ends its ranks as hvdrun does not run": begun_history(
         [
@@ -190,8 +168,6 @@ SILENCE = {
         ends(50.0, grace_s=2.0, over_at=50.2),
         3,
         culprit=1,
-        words=("rank 1 on a ended with exit code 3 after 12.0 s",),
-        says=[(50.0, PAUSED + "40 s")],
     ),
     "all ranks have ended, and then a host hears nothing more from hvdrun": begun_history(
         [
@@ -201,7 +177,6 @@ SILENCE = {
             *over(50.2),
         ],
         ends(50.0, grace_s=2.0, over_at=50.2),
-        says=[(50.0, PAUSED + "40 s")],
     ),
     "hvdrun did not run while the ranks started": History(
         [
@@ -213,6 +188,5 @@ SILENCE = {
             *over(80.0),
         ],
         closes(80.0),
-        says=[(59.0, PAUSED + "40 s")],
     ),
 }

@@ -9,8 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdrun.agent import peers
-from hvdrun.agent.frames import CHUNK, EXIT, MAGIC, OUT, PING, RANK, frame, send, unpack
+from hvdrun.agent import host_connection, peers
+from hvdrun.agent.frames import (
+    CHUNK,
+    EXIT,
+    HELLO,
+    OUT,
+    PING,
+    RANK,
+    frame,
+    send,
+    unpack,
+)
+from hvdrun.agent.host_connection import HostConnection
 from hvdrun.agent.local_ranks import LocalRanks
 from hvdrun.agent.silence import Silence, clock
 from hvdrun.job import far_hosts
@@ -22,8 +33,8 @@ from hvdrun.output.folding import HEADER
 from hvdrun.output.output import Output
 from hvdrun.output.writer import Writer
 from hvdrun.plan.request import Request
-from hvdrun.reports.quiet_hosts import names
-from hvdrun.running import host_link
+from hvdrun.reports.failure_report import names
+from hvdrun.running.host_link import HostLink
 from hvdrun.running.hosts import Hosts
 from hvdrun.running.sources import Source
 from hvdrun.running.supervise import Supervisor
@@ -46,9 +57,11 @@ class FarHost:
         near, self.sock = socket.socketpair()
         self.sock.setblocking(False)
         stderr, self.stderr = os.pipe()
-        job.hosts.connect(near, f"server{number}", stderr)
-        self.sock.recv(CHUNK)  # the variables, for the role `ssh`
-        self.unsent = bytearray(MAGIC)
+        asked, self.role = socket.socketpair()
+        name = f"server{number}"
+        job.kept[name] = HostConnection(near, stderr, None, job.selector)
+        job.hosts.connect(asked, [name.encode(), b"", b"sh", b"true", b"ssh"])
+        self.unsent = bytearray(HELLO)
         self.heard = bytearray()
 
     def say(self, text):
@@ -92,9 +105,11 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     command = SimpleNamespace(
         num_proc=HOSTS, shares=(), starter="mpirun", environment={}, sent=None
     )
-    job = Supervisor(command, screen, Supervision(Request(())), None, True, None)
+    job = Supervisor(command, screen, Supervision(Request(())), None, True, None, {})
     stdin = SimpleNamespace(wanted_by=None, for_local_rank=None)
-    job.hosts = Hosts(command, job.secret, 30.0, job.selector, stdin, job._deliver, job._tell)
+    job.hosts = Hosts(
+        command, job.secret, 30.0, job.selector, stdin, job.kept, job._deliver, job._tell
+    )
     job.mpirun_pipe = SimpleNamespace(pause=lambda paused: None)
     since = dict.fromkeys(range(HOSTS), 0)
     hosts += [FarHost(job, number) for number in range(HOSTS)]
@@ -107,6 +122,7 @@ def test_a_host_hears_of_hvdrun_after_each_piece_of_what_all_hosts_write(flood, 
     job.hosts.close()
     for host in hosts:
         host.sock.close()
+        host.role.close()
         os.close(host.stderr)
     job.selector.close()
     os.close(writer.awake)
@@ -132,8 +148,11 @@ class Ends(contextlib.ExitStack):
         reader, stderr = self.pipe()
         self.told = []
         calls = (lambda *_: None, self.told.append, lambda _: None, lambda _: None)
-        ends = ("server9", near, reader, "secret", self.selector)
-        link = host_link.HostLink(*ends, *calls, limit_s)
+        asked, role = socket.socketpair()
+        self.enter_context(role)
+        connection = HostConnection(near, reader, None, self.selector)
+        ends = (asked, (b"server9", b"", b"sh", b"true"), connection, {}, "secret", self.selector)
+        link = HostLink(*ends, *calls, limit_s)
         self.callback(link.close)
         return link, far, stderr
 
@@ -154,7 +173,7 @@ class Host:
     def __init__(self, ends, limit_s=30.0):
         self.ends = ends
         self.link, self.far, _ = ends.link(limit_s)
-        self.far.send(MAGIC)
+        self.far.send(HELLO)
         ends.turn()
         self.begin = self.link.signs.silence.looked
         ends.told.clear()
@@ -278,7 +297,7 @@ def test_what_ssh_says_without_an_end_is_read_piece_by_piece(ends, monkeypatch):
             os.write(stderr, b"y" * CHUNK)
         return data
 
-    monkeypatch.setattr(host_link, "os", SimpleNamespace(**{**vars(os), "read": read}))
+    monkeypatch.setattr(host_connection, "os", SimpleNamespace(**{**vars(os), "read": read}))
     os.write(stderr, b"y" * CHUNK)
     ends.turn()
     assert sizes == [CHUNK]
@@ -290,10 +309,10 @@ def test_what_the_remote_shell_says_before_the_agent_is_not_kept(ends):
     for _ in range(3):
         far.send(b"welcome\n" * 1000)
         ends.turn()
-        assert len(link.buffer) <= len(MAGIC)
-    far.send(MAGIC[:5])
+        assert len(link.connection.buffer) <= len(HELLO)
+    far.send(HELLO[:5])
     ends.turn()
-    far.send(MAGIC[5:])
+    far.send(HELLO[5:])
     ends.turn()
     assert link.talking
 

@@ -49,19 +49,18 @@ FAILS = [ended(1.1, 1, "signal 9"), *asked(1.2, 0, 2, 3), *over(1.3, 137)]
 
 def test_the_report_on_a_rank_that_failed_ends_with_them():
     _, _, verdict = play([*begun(), *operations(), *FAILS])
-    assert verdict.lines[-3:] == (
+    assert verdict.report.operations == (
         LAST,
         "    ranks 0,2-3 went on to allreduce 'b', which rank 1 has not called",
         "    rank 1 called no operation after that",
     )
-    assert verdict.brief[-3:] == verdict.lines[-3:]
+    assert verdict.lines(repeat=False)[-3:] == list(verdict.report.operations)
 
 
 def test_of_a_rank_that_was_killed_it_is_said_where_it_last_waited():
     lines = b'  File "/job/train.py", line 12 in main\n  File "/job/train.py", line 20 in <module>'
     _, _, verdict = play([*begun(), *recorded(1.0, 1, "a", ended=1, lines=lines), *FAILS])
-    said = "\n".join(verdict.lines).splitlines()
-    assert "hvdrun: it last waited for hvdlite in /job/train.py:12 in main" in said, said
+    assert verdict.report.waited_at == "/job/train.py:12 in main"
 
 
 def test_a_rank_that_left_is_told_from_one_that_was_ended():
@@ -69,7 +68,7 @@ def test_a_rank_that_left_is_told_from_one_that_was_ended():
     history += [ended(1.1, 0, "code 1"), *asked(1.2, 2, 3), *over(1.3, 1)]
     _, _, verdict = play(history)
     last = "    rank 1 called no operation after that and ended with exit code 0"
-    assert last in verdict.lines
+    assert last in verdict.lines()
 
 
 def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a_word():
@@ -79,14 +78,14 @@ def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a
         return play(sorted(history, key=lambda event: event[0]), tails=tails)[-1]
 
     assert "rank 1 on a ended with exit code 0" in str(verdict(1.05).error)
-    first = verdict(1.05).lines[0]
+    first = verdict(1.05).lines()[0]
     assert first.startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit code 14")
     assert verdict(1.05, {0: b"ValueError: no such file\n"}).culprit == 0
     assert verdict(1.15).culprit == 0  # it left because of rank 0
     died = {0: b"  raise x\nhvdlite.errors.HorovodInternalError: rank %d on a has died\n"}
     found = verdict(1.05, {0: died[0] % 1})
     assert "rank 1 on a ended with exit code 0" in str(found.error)
-    assert found.lines[0].startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit")
+    assert found.lines()[0].startswith("hvdrun: rank 1 had left when rank 0 on a ended with exit")
     assert verdict(1.05, {0: died[0] % 2}).culprit == 0  # rank 2 runs
 
 
@@ -105,7 +104,7 @@ def test_a_rank_that_left_is_to_blame_for_one_that_missed_it_and_ended_without_a
 )
 def test_a_job_that_has_not_failed_has_no_such_report(history):
     course, _, verdict = play([*begun(), *operations(), *history])
-    assert not any("last operation" in line for line in verdict.lines)
+    assert not any("last operation" in line for line in verdict.lines())
     assert course.recorded.summary()[0] == LAST.removeprefix("hvdrun: ")
 
 
@@ -142,7 +141,7 @@ def they_ended(at, how, *ranks):
 def verdict(*events, requeue=SCONTROL):
     """Exit code, the lines that the preemption has added, and whether the job runs again."""
     _, _, found = play(sorted([*begun(), *events], key=lambda e: e[0]), requeue=requeue)
-    lines = tuple(line for line in found.lines if "preempted" in line or "requeue" in line)
+    lines = tuple(line for line in found.lines() if "preempted" in line or "requeue" in line)
     return found.exit_code, lines, found.requeues
 
 
@@ -190,9 +189,12 @@ def test_ranks_that_hvdrun_or_the_scheduler_killed_have_their_older_checkpoints(
     [
         ("asked code 1", "ended with exit code 1"),
         ("code 3", "ended with exit code 3"),
-        ("signal 11", "was ended by SIGSEGV"),
-        ("oom 9", "was ended by SIGKILL"),
-        ("shm 7 63/64", "was ended by SIGBUS"),
+        ("signal 11", "was ended by SIGSEGV (Segmentation fault)"),
+        ("oom 9", "was ended by SIGKILL (Killed), sent by the kernel's out-of-memory killer"),
+        (
+            "shm 7 63/64",
+            "was ended by SIGBUS (Bus error) beside a full /dev/shm (0 MiB of 0 MiB used)",
+        ),
     ],
 )
 def test_a_rank_that_fails_while_it_saves_would_do_so_again(how, words):

@@ -1,6 +1,6 @@
 """What hvdrun does in the course of a job, and its verdict. No process is started."""
 
-import time
+import re
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvdrun.agent.signals import length_s
 from hvdrun.errors import LaunchError
-from hvdrun.job.actions import EndAll, EndHosts, Finish, Release, Say, SignalMpirun
+from hvdrun.job.actions import EndAll, Finish, Release, Say, SignalMpirun
 from hvdrun.job.course import Course, Supervision
 from hvdrun.job.events import (
     HostBack,
@@ -84,41 +84,49 @@ def without_repeats(actions):
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_the_course_of_a_job_and_its_verdict(history):
-    _, actions, verdict = play(history.events, **history.options)
+    course, actions, verdict = play(history.events, **history.options)
     done = [(at, action) for at, action in actions if not isinstance(action, Say | Release)]
     done = without_repeats(done)
     assert done[: len(history.actions)] == history.actions
     # A history may go no further: then hvdrun waits for mpirun, helps it and gives up.
     assert {type(action) for _, action in done[len(history.actions) :]} <= {SignalMpirun, Finish}
-    assert verdict.exit_code == history.code
-    assert verdict.culprit == history.culprit
-    assert type(verdict.error) is (history.error or type(None))
-    text = "\n".join([*verdict.lines, str(verdict.error or "")])
-    assert [words for words in history.words if words not in text] == []
-    assert [words for words in history.lacks if words in text] == []
-    assert "[mpirun] " not in verdict.lines
-    said = [(at, action.text) for at, action in actions if isinstance(action, Say)]
-    assert [at for at, _ in said] == [at for at, _ in history.says]
-    for (_, text), (_, begin) in zip(said, history.says, strict=True):
-        assert text.startswith(begin)
+    by_code = "failed" if history.code else "succeeded"
+    outcome = "interrupted" if course.signal else by_code
+    assert (verdict.exit_code, verdict.outcome) == (history.code, outcome)
+    cause = history.cause or (None if history.culprit is None else "rank-failed")
+    assert (verdict.report and verdict.report.cause, verdict.culprit) == (cause, history.culprit)
+    assert not history.host or verdict.report.host == history.host
+    is_of_hvdrun = verdict.report is not None and verdict.report.failure is None
+    assert (verdict.error is not None) == (is_of_hvdrun and not course.signal)
+    assert "[mpirun] " not in verdict.lines()
+
+
+def test_what_hvdrun_says_in_the_course_of_a_job_and_at_its_end(snapshot):
+    """With the times, and what is in the record."""
+    lines = []
+    for name, history in HISTORIES.items():
+        _, actions, verdict = play(history.events, **history.options)
+        said = [f"{at:g}: {action.text}" for at, action in actions if isinstance(action, Say)]
+        report = verdict.report
+        what = f", {report.cause}, rank {report.rank}, host {report.host}" if report else ""
+        end = [f"{verdict.exit_code}, {verdict.outcome}{what}:", *verdict.lines()]
+        error = [f"hvdrun: {verdict.error}"] if verdict.error else []
+        lines += [f"=== {name}", *said, *end, *error, ""]
+    snapshot("verdicts", re.sub(r" \(at [0-9:]{8}\)", "", "\n".join(lines)))
 
 
 def test_the_time_in_the_report_is_that_of_the_failure_not_of_its_report():
     history = RANKS["a rank fails, and the others are ended"]
-    course, _, verdict = play(history.events)
-    (failure,) = course.ranks.failures
-    assert failure.after_s == 2.0
-    assert time.strftime("(at %H:%M:%S)", time.localtime(1e9 + 2.0)) in verdict.lines[0]
+    _, _, verdict = play(history.events)
+    assert (verdict.report.failure.after_s, verdict.report.failure.at) == (2.0, 1e9 + 2.0)
 
 
 def test_what_ranks_have_measured_stands_above_why_the_job_failed():
     history = MEASURED_BY_RANKS["a rank fails after ranks have sent what they have measured"]
-    verdict = play(history.events)[-1]
-    assert "rank 1 on a ended" in verdict.lines[-1]
-    assert "took" in verdict.lines[0]
-    assert (
-        verdict.brief == verdict.lines
-    )  # the rank's words, just shown, would stand above the table
+    lines = play(history.events, tails={1: b"its words\n"})[-1].lines(repeat=False)
+    assert "took" in lines[0]
+    # Just shown, they would stand above the table.
+    assert lines[-1] == "    its words"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +141,6 @@ def test_what_ranks_have_measured_stands_above_why_the_job_failed():
 def test_a_job_may_start_again_where_mpirun_failed_by_ill_luck_before_any_rank(events, again):
     course, *_ = play([*events, (0.2, MpirunOutputEnded())])
     assert course.may_start_again == again
-
-
-def test_values_are_equal_where_kind_and_fields_are():
-    assert EndAll(3.0) == EndAll(grace_s=3.0)
-    assert EndAll(3.0) != EndAll(0.0)
-    assert EndAll(3.0) != EndHosts(3.0)
-    assert (HostEnded("b").daemon_status, HostEnded("b", "", 0).daemon_status) == (None, 0)
 
 
 def releases(events):
@@ -301,7 +302,7 @@ def test_the_exit_code_is_0_only_where_no_rank_has_failed(events):
         assert course.ranks.failures == []
         assert course.error is None
         assert not course.ranks.started or course.ranks.have_all_ended_well
-    if verdict.culprit is not None:
+    if verdict.report and verdict.report.failure:
         (failure,) = [f for f in course.ranks.failures if f.rank == verdict.culprit]
         code = failure.exit_code if course.signal is None else 128 + course.signal
         assert verdict.exit_code == code != 0
@@ -331,5 +332,5 @@ def test_the_culprit_is_the_same_in_whatever_order_the_reports_come(endings, ran
 def test_hvdrun_says_nothing_of_mpirun_twice(events):
     _, actions, verdict = play(events)
     said = [action.text for _, action in actions if isinstance(action, Say)]
-    shown = [line for line in [*said, *verdict.lines] if line.startswith("[mpirun] text")]
+    shown = [line for line in [*said, *verdict.lines()] if line.startswith("[mpirun] text")]
     assert len(shown) <= sum(e == MpirunSaid(b"text\n") for _, e in events)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.agent.rank_variables import by_launcher, local_rank_and_size, rank_environment
+from hvdrun.agent.rank.spawn import by_launcher, local_rank_and_size, rank_environment
 from hvdrun.machine.environment import (
     forwarded,
     inheritable,

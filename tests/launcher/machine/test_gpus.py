@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from hvdrun.agent.rank_variables import BOUND, VERBOSE
 from hvdrun.machine import binding
 from hvdrun.machine.gpus import driver_version, near_gpu, visible
+from hvdrun.machine.remote_words import BOUND, VERBOSE
 from hvdrun.machine.resources import parse_list
 from tests.launcher.machine.test_binding import write
 
@@ -208,12 +208,12 @@ def test_ranks_are_near_their_gpus_where_that_costs_them_no_cores(
 # The rank's end of things, where its GPU is at node 0. In a process of its own, as it is for good.
 RANK = """
 import sys
-from hvdrun.agent import rank_variables, shim
+from hvdrun.agent.rank import shim, spawn
 from hvdrun.machine.binding import CpuShare
 from hvdrun.machine.gpus import Near, prefer_memory_of
 
 near = Near("0000:3b:00.0", 0, frozenset(), 0, 1, True)
-rank_variables.here = lambda rank, size, environ: CpuShare(None, 1, near)
+spawn.here = lambda rank, size, environ: CpuShare(None, 1, near)
 if sys.argv[1] == "again":
     prefer_memory_of(0)
     near = near._replace(node=63)  # there is a policy already, so this changes nothing

@@ -9,7 +9,7 @@ import pytest
 
 from hvdrun.errors import UsageError
 from hvdrun.machine.own_files import identity, open_file, open_folder, replace
-from hvdrun.output.rank_files import RankFiles
+from hvdrun.output.output_dir import OutputDir
 from hvdrun.preflight.cache import AnswerCache
 from tests.harness.needs import lacking
 
@@ -243,7 +243,7 @@ def test_output_of_ranks_goes_through_no_symlink_of_another_user(shared, tmp_pat
         os.chown(shared / "logs", OTHER_USER, OTHER_USER)
     link(path, target / "file" if what.endswith("stdout") else target)
     with pytest.raises(UsageError) as caught:
-        RankFiles(str(shared / "logs"), 2)
+        OutputDir(str(shared / "logs"), 2)
     assert str(caught.value) == (
         f"--output-dir {shared / 'logs'}: this symlink belongs to user {OTHER_USER} ({path});"
         " name a folder that you can write to"
@@ -261,7 +261,7 @@ def test_nor_through_one_in_a_folder_that_is_another_users_alone(tmp_path):
     target.mkdir()
     path = link(logs / "rank.0", target)
     with pytest.raises(UsageError, match=f"this symlink belongs to user {OTHER_USER} \\({path}\\)"):
-        RankFiles(str(logs), 1)
+        OutputDir(str(logs), 1)
     assert not any(target.iterdir())
 
 

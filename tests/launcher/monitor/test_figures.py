@@ -15,9 +15,8 @@ from hvdrun.job.events import (
     RankStarted,
 )
 from hvdrun.machine.notes import PULSE
-from hvdrun.monitor.figures import Parts, Value, figures_of
-from hvdrun.monitor.verdicts import Verdicts
-from hvdrun.monitor.words import NO_STEP, line
+from hvdrun.monitor.figures import Parts, Value, Verdicts, figures_of
+from hvdrun.monitor.view import NO_STEP, line
 from hvdrun.plan.request import Request
 from hvdrun.pulse import Pulse, encode
 from tests.launcher.job.histories import begun, command

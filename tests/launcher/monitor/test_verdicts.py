@@ -1,6 +1,6 @@
 """The verdict of a job that runs."""
 
-from hvdrun.monitor.verdicts import Verdicts, judge
+from hvdrun.monitor.figures import Verdicts, judge
 from hvdrun.records import Record, Sample
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from hvdrun.monitor.figures import Figures, Parts, RankFigures, Value
-from hvdrun.monitor.view import Look, cells_of, render
-from hvdrun.monitor.words import NO_STEP
+from hvdrun.monitor.view import NO_STEP, Look, cells_of, render
 
 KEYS = ("s stacks   q end the job",)
 VERDICT = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdrun.output.recent import BETWEEN, LINES, Recent
+from hvdrun.output.output import BETWEEN, RECENT_LINES, Recent
 
 
 def shown(*parts):
@@ -22,7 +22,7 @@ def shown(*parts):
         ([([1], 3), ([0], BETWEEN + 1)], 1, 3, False),
         ([([1], 3), ([], BETWEEN + 1)], 1, 3, False),
         ([([0, 1, 2], 3)], 2, 3, True),
-        ([([1], 3), ([0], 10 * LINES)], 1, 3, False),
+        ([([1], 3), ([0], 10 * RECENT_LINES)], 1, 3, False),
     ],
 )
 def test_a_ranks_last_lines(parts, rank, lines, is_above):

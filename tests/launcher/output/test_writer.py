@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hvdrun.errors import UsageError
-from hvdrun.output.rank_files import OPEN_AT_ONCE, RankFiles
+from hvdrun.output.output_dir import OPEN_AT_ONCE, OutputDir
 from hvdrun.output.writer import FULL_BYTES, PIECE_BYTES, ROOM_BYTES, Writer, joined, write_all
 
 LIMIT_S = 20.0
@@ -94,7 +94,7 @@ def test_neighbours_are_written_in_one_piece():
 
 def test_each_rank_and_stream_has_a_file_also_where_there_are_many(tmp_path):
     ranks = OPEN_AT_ONCE + 2
-    files = RankFiles(str(tmp_path / "new" / "folder"), ranks)
+    files = OutputDir(str(tmp_path / "new" / "folder"), ranks)
     for text in (b"first\n", b"second"):
         for rank in range(ranks):
             files.sink(rank, 1)(b"%d " % rank + text)
@@ -109,10 +109,10 @@ def test_each_rank_and_stream_has_a_file_also_where_there_are_many(tmp_path):
 def test_a_folder_that_cannot_be_made_is_an_error_and_a_full_disk_is_remembered(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir .*file: Not a directory"):
-        RankFiles(str(tmp_path / "file"), 2)
+        OutputDir(str(tmp_path / "file"), 2)
     (tmp_path / "rank.0").mkdir()
     (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
-    files = RankFiles(str(tmp_path), 1)
+    files = OutputDir(str(tmp_path), 1)
     files.sink(0, 1)(b"more")
     assert files.failure is not None
     assert files.failure.errno == errno.ENOSPC

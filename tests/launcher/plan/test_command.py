@@ -8,7 +8,8 @@ import pytest
 
 from hvdrun.agent.ssh import destination
 from hvdrun.errors import HostSetupError, TooManyProcesses, UsageError
-from hvdrun.machine.environment import escape, for_launchers, unescape
+from hvdrun.machine.environment import for_launchers
+from hvdrun.machine.remote_words import escape, unescape
 from hvdrun.plan.command import build
 from hvdrun.plan.facts import HostFacts, Interface, LocalFacts, SharedMemory, in_users_words
 from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour

@@ -13,7 +13,7 @@ from tests.launcher.plan.test_command import AGENT, FACTS, MPICH_5, OPENMPI_5, a
 
 
 class Flux(Starter):
-    """That of a scheduler that hvdrun does not know."""
+    """The starter of a scheduler that hvdrun does not know."""
 
     scheduler = "Flux"
     unwanted = ("FLUX_SIZE",)
@@ -62,7 +62,7 @@ def test_its_program_stands_in_sshs_place_where_mpirun_starts_the_ranks():
 
 def test_preflight_asks_the_hosts_by_it():
     words = probe_command(None, FLUX.hosts[1], FACTS, {}, STARTER)
-    assert tuple(words[:-1]) == argv(f"/bin/flux exec -h b {AGENT} probe")
+    assert tuple(words[:-1]) == argv(f"/bin/flux exec -h b {AGENT} host")
 
 
 def test_its_hosts_its_program_and_what_it_says_are_known():

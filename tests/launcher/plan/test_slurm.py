@@ -7,8 +7,7 @@ from hvdrun.plan.flavour import INTEL, MPICH, OPENMPI, Flavour
 from hvdrun.plan.hosts import Host, Share, parse_hosts
 from hvdrun.plan.request import Allocation
 from hvdrun.plan.schedulers.slurm import Srun, choose_pmi, requeue_of_job, with_srun
-from hvdrun.preflight.no_answer import no_answer
-from hvdrun.preflight.reply import Reply
+from hvdrun.preflight.reply import Reply, no_answer
 
 OPENMPI_5 = Flavour(OPENMPI, "5.0.11", "/venv/bin/mpirun")
 MPICH_5 = Flavour(MPICH, "5.0.2", "/venv/bin/mpirun")

@@ -2,15 +2,20 @@
 
 import json
 import os
+import sys
 import time
 
 import pytest
 
-from hvdrun.preflight.ask_hosts import Conversation, ask, reads_its_input
+from hvdrun.agent.frames import FACTS, HELLO, frame
+from hvdrun.preflight.ask_hosts import Conversation, reads_its_input
 from hvdrun.preflight.cache import LIFETIME_S, AnswerCache, cache_folder
 from hvdrun.preflight.question import script_of
 
-ANSWER = "printf '\\nhvdrun-probe %s hvdrun-probe-end\\n'"
+
+def ask(commands, limit_s, **options):
+    with Conversation(commands, os.environ, **options) as hosts:
+        return hosts.answers(limit_s)
 
 
 def shell(text):
@@ -18,21 +23,33 @@ def shell(text):
 
 
 def saying(value, before="", after=""):
-    return shell(f"{before}{ANSWER} '{json.dumps(value)}'; {after}")
+    """A host agent's answer, from a shell."""
+    said = HELLO + frame(FACTS, payload=json.dumps(value).encode())
+    octal = "".join(f"\\{byte:03o}" for byte in said)
+    return shell(f"{before}printf '{octal}'; {after}")
 
 
 def test_an_answer_is_found_among_what_start_up_files_print():
     value = {"time_s": time.time(), "text": "ü\n"}
-    before = "yes noise | head -c 300000; printf 'hvdrun-probe {} '; echo oh >&2; "
+    before = "yes noise | head -c 300000; printf '\\nhvdrun-host'; echo oh >&2; "
     replies = ask({"a": saying(value, before, "echo logged out")}, 10.0)
     assert replies["a"].answer == value
     assert abs(replies["a"].clock_skew_s) < 1
 
 
-@pytest.mark.parametrize("time_s", [None, "now", [], -1, 10**400])
-def test_an_answer_without_a_time_is_none(time_s):
-    reply = ask({"a": saying({"time_s": time_s})}, 10.0)["a"]
-    assert (reply.answer, reply.exit_code) == (None, 0)
+@pytest.mark.parametrize(
+    "answer",
+    [{"time_s": None}, {"time_s": "now"}, {"time_s": []}, {"time_s": 10**400}, {}, [], "x"],
+    ids=str,
+)
+def test_an_answer_that_no_host_agent_gives_is_an_empty_one(answer):
+    """Which another version of hvdrun may have given."""
+    assert ask({"a": saying(answer)}, 10.0)["a"].answer == {}
+
+
+def test_an_answer_that_has_no_end_is_an_empty_one():
+    said = "".join(f"\\{byte:03o}" for byte in HELLO + b"f\xff\xff\xff\xff\x40\0\0\0")
+    assert ask({"a": shell(f"printf '{said}'; exec cat /dev/zero")}, 10.0)["a"].answer == {}
 
 
 def test_what_has_answered_is_not_waited_for():
@@ -68,7 +85,7 @@ def test_a_start_up_file_that_reads_to_the_end_is_told_from_a_slow_host(before, 
     command = saying({"time_s": time.time()}, before)
     reply = ask({"a": command}, 4.0)["a"]
     assert reply.answer is not None
-    assert reads_its_input(command, reply, 4.0) == reads
+    assert reads_its_input(command, os.environ, reply, 4.0) == reads
 
 
 def test_the_words_of_a_command_without_an_answer_are_kept():
@@ -76,13 +93,31 @@ def test_the_words_of_a_command_without_an_answer_are_kept():
     assert (reply.exit_code, reply.stdout, reply.stderr) == (1, "not available\n", "why\n")
 
 
-def test_commands_that_stay_answer_orders():
-    says = f"{ANSWER} '{{\"time_s\": 1}}'; "
-    echo = f'while read -r line; do [ -z "$line" ] || {ANSWER} "$line"; done'
-    with Conversation({"a": shell(says + echo), "b": shell(says)}, ["a"]) as hosts:
-        assert set(hosts.answers(20.0)) == {"a", "b"}
+ECHOES = """
+import os, time
+from hvdrun.agent.frames import *
+write_all(1, HELLO + frame(FACTS, payload=b'{"time_s": 1}'))
+buffer = bytearray()
+while data := os.read(0, CHUNK):
+    buffer = bytearray((buffer + data).lstrip(b"\\n"))
+    for kind, _, payload in unpack(buffer):
+        if kind == ORDER:
+            write_all(1, frame(ORDER, payload=payload))
+"""
+
+
+def test_hosts_that_have_answered_get_orders():
+    hosts = {"a": [sys.executable, "-c", ECHOES], "b": saying({"time_s": 1})}
+    with Conversation(hosts, os.environ) as conversation:
+        assert set(conversation.answers(20.0)) == {"a", "b"}
         for number in (1, 2):
-            assert hosts.order({"a": {"n": number}, "b": {}}, 20.0) == {"a": {"n": number}}
+            orders = {"a": {"n": number}, "b": {}}
+            assert conversation.order(orders, 20.0) == {"a": {"n": number}}
+        kept = conversation.keep("abc")
+    assert list(kept) == ["a"]
+    assert kept["a"].process.poll() is None
+    kept["a"].kill()
+    assert kept["a"].process.returncode is not None
 
 
 def test_more_hosts_than_are_asked_at_once_all_answer(monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -13,18 +14,17 @@ import hvdrun
 from hvdrun.agent import connecting
 from hvdrun.agent.connecting import CONNECTED, REFUSED, STRANGER
 from hvdrun.preflight.ask_hosts import Conversation
-from hvdrun.preflight.connection_test import run_test
-from hvdrun.preflight.connections import Connection
+from hvdrun.preflight.connections import Connection, run_test
 from hvdrun.preflight.ports import Range
 
 AGENT = str(Path(hvdrun.__file__).parent / "agent" / "agent.py")
-PROBE = [sys.executable, "-I", "-S", AGENT, "probe", "here"]
+PROBE = [sys.executable, "-I", "-S", AGENT, "host", "here"]
 LIMIT_S = 60.0
 
 
 @contextlib.contextmanager
 def probes(*names):
-    with Conversation(dict.fromkeys(names, PROBE), names) as conversation:
+    with Conversation(dict.fromkeys(names, PROBE), os.environ) as conversation:
         assert set(conversation.answers(LIMIT_S)) == set(names)
         yield conversation
 
@@ -111,7 +111,7 @@ def test_a_stranger_who_calls_gets_no_answer_and_is_not_in_the_way():
 def test_strangers_who_take_every_descriptor_are_not_in_the_way():
     secret = "11" * 32
     few = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *PROBE]
-    with Conversation({"a": few, "b": PROBE}, "ab") as conversation:
+    with Conversation({"a": few, "b": PROBE}, os.environ) as conversation:
         assert set(conversation.answers(LIMIT_S)) == {"a", "b"}
         order = {"listen": [["127.0.0.1", 0, 0]]}
         (port,) = conversation.order({"a": order}, LIMIT_S)["a"]["listening"]
@@ -127,13 +127,13 @@ def test_strangers_who_take_every_descriptor_are_not_in_the_way():
 
 def test_the_secret_is_in_no_command_line_and_in_no_environment(monkeypatch):
     secret = bytes(range(32))
-    monkeypatch.setattr("hvdrun.preflight.connection_test.os.urandom", lambda _: secret)
+    monkeypatch.setattr("hvdrun.preflight.connections.os.urandom", lambda _: secret)
     with probes(*"ab") as conversation:
         wanted = [connection("a", "b")]
         assert run_test(conversation, wanted) == {wanted[0]: CONNECTED}
         for call in conversation.calls.values():
             for name in ("cmdline", "environ"):
-                said = Path(f"/proc/{call.process.pid}/{name}").read_bytes()
+                said = Path(f"/proc/{call.connection.process.pid}/{name}").read_bytes()
                 assert said
                 assert secret.hex().encode() not in said
 

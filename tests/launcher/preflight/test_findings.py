@@ -8,8 +8,7 @@ from hvdrun.errors import CommandNotFound, HostSetupError, SshFailed
 from hvdrun.plan.facts import Interface, SharedMemory, Temporary
 from hvdrun.preflight.findings import Expected, Finding, judge
 from hvdrun.preflight.findings_table import table
-from hvdrun.preflight.no_answer import no_answer
-from hvdrun.preflight.reply import Reply
+from hvdrun.preflight.reply import Reply, no_answer
 from tests.launcher.preflight.answers import GIB, facts_of
 
 MINE = facts_of(hostname="server1", interfaces=(Interface("eth0", "10.0.0.1", 24),))

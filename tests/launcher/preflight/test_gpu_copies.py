@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
-from hvdrun.agent import gpu_copies, gpu_pairs
+from hvdrun.agent import gpu_copies
 from hvdrun.command_line.cli import main
-from hvdrun.preflight.gpu_copies import judge_copies
+from hvdrun.preflight.gpus import judge_copies
+from tests.launcher.preflight.test_preflight import EDITED_FACTS
 
 # Three GPUs, of which 0 and 1 reach each other, and 1 and 2. $FAULT: a word, source and target.
 TORCH = """
@@ -82,7 +83,7 @@ def test_the_program_speaks_to_the_real_torch_too():
 
 
 def found(tmp_path, python=sys.executable):
-    answer = gpu_pairs.copies(python, str(tmp_path), {})
+    answer = gpu_copies.copies(python, str(tmp_path), {})
     return judge_copies("server1", json.loads(json.dumps(answer)))
 
 
@@ -104,7 +105,7 @@ def found(tmp_path, python=sys.executable):
 )
 def test_a_pair_whose_copies_do_not_arrive_is_named(stand_in, tmp_path, monkeypatch, fault, text):
     stand_in(fault)
-    monkeypatch.setattr(gpu_pairs, "PAIR_S", 3.0)
+    monkeypatch.setattr(gpu_copies, "PAIR_S", 3.0)
     finding = found(tmp_path)
     assert finding.text == text
     assert bool(finding.failure) == text.startswith("from")
@@ -116,7 +117,7 @@ def test_a_pair_whose_copies_do_not_arrive_is_named(stand_in, tmp_path, monkeypa
 
 def test_a_program_that_a_wrapper_has_started_is_ended_too(stand_in, tmp_path, monkeypatch):
     stand_in("hang 1 2")
-    monkeypatch.setattr(gpu_pairs, "PAIR_S", 3.0)
+    monkeypatch.setattr(gpu_copies, "PAIR_S", 3.0)
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
     wrapper.chmod(0o755)
@@ -154,7 +155,7 @@ def test_lines_that_others_have_written_into_hide_no_fault(stand_in, tmp_path, m
     program = tmp_path / "program.py"
     lines = ["hvdrun-gpus pairs 2", junk, "hvdrun-gpus wrong 0 1 4097", "hvdrun-gpus right 1 0"]
     program.write_text(f"print({chr(10).join(lines)!r})")
-    monkeypatch.setattr(gpu_pairs, "PROGRAM", str(program))
+    monkeypatch.setattr(gpu_copies, "__file__", str(program))
     stand_in("none")
     assert found(tmp_path).text == "from GPU 0 to GPU 1: of 4097 bytes not all arrived"
 
@@ -163,7 +164,7 @@ def test_a_torch_that_does_not_start_and_a_missing_python_are_no_failures(
     stand_in, tmp_path, monkeypatch
 ):
     stand_in("slow")
-    monkeypatch.setattr(gpu_pairs, "START_S", 1.0)
+    monkeypatch.setattr(gpu_copies, "START_S", 1.0)
     assert found(tmp_path).text == "not tried: no answer within 1 s"
     assert found(tmp_path, "/no/such/python").text.startswith("not tried: /no/such/python: No such")
     assert judge_copies("server1", {"pairs": "many"}).text == "not tried: no answer"
@@ -183,7 +184,7 @@ def test_check_tries_copies_on_each_host_with_several_gpus(
     stand_in("wrong 0 1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    has_two = """sed -u 's/"gpus": [0-9]*/"gpus": 2/'"""
+    has_two = f"""{sys.executable} {EDITED_FACTS} '"gpus": [0-9]*' '"gpus": 2'"""
     ssh = f'#!/bin/sh\nfor command; do :; done\nsh -c "$command" | {has_two}\n'
     (tmp_path / "ssh").write_text(ssh)
     (tmp_path / "ssh").chmod(0o755)

@@ -12,8 +12,10 @@ import pytest
 
 from hvdrun.command_line.cli import main
 from hvdrun.machine.resources import physical_cores
+from tests.harness.worlds import ROOT
 
 HOSTS = 8
+EDITED_FACTS = ROOT / "tests" / "harness" / "edited_facts.py"
 
 
 @pytest.fixture
@@ -82,7 +84,8 @@ def test_the_worst_of_several_failures_is_the_exit_code_and_each_has_its_line(st
 
 
 def test_memory_is_for_the_ranks_that_a_host_can_get(stand_in, capsys):
-    stand_in("""sh -c "$command" | sed -u 's/"memory_bytes": [0-9]*/"memory_bytes": 99/'""")
+    edit = f"{sys.executable} {EDITED_FACTS} '\"memory_bytes\": [0-9]*' '\"memory_bytes\": 99'"
+    stand_in(f'sh -c "$command" | {edit}')
     for words, ranks in (
         (["-H", "h1"], physical_cores()),
         (["-H", "h1:9"], 9),
@@ -112,7 +115,8 @@ def test_who_waits_is_told_for_whom(stand_in, capsys, monkeypatch):
 
 
 def test_an_answer_of_another_hvdrun_is_none(stand_in, capsys):
-    stand_in("""printf '\\nhvdrun-probe {"time_s": 1} hvdrun-probe-end\\n'""")
+    edit = f"{sys.executable} {EDITED_FACTS} '.*' '{{}}'"
+    stand_in(f'sh -c "$command" | {edit}')
     assert main(["-H", hosts(1), "true"]) == 71
     assert "another version of hvdrun" in capsys.readouterr().err
 

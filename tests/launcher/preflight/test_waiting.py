@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -275,22 +276,33 @@ def test_ctrl_c_ends_the_wait(stand_in):  # noqa: F811
     assert hvdrun.returncode == 130
 
 
+COUNTS_SIGNS_OF_LIFE = """
+import os, sys
+from hvdrun.agent.frames import *
+write_all(1, HELLO + frame(FACTS, payload=b'{{"time_s": 1}}'))
+buffer = bytearray()
+while data := os.read(0, CHUNK):
+    buffer = bytearray((buffer + data).lstrip(b"\\n"))
+    for kind, _, payload in unpack(buffer):
+        if kind == PING:
+            print(file=open({path!r}, "a"))
+        if kind == ORDER:
+            write_all(1, frame(ORDER, payload=payload))
+"""
+
+
 def test_those_that_have_answered_stay_while_another_is_waited_for(quick, tmp_path):
-    says = "printf '\\nhvdrun-probe %s hvdrun-probe-end\\n'"
     lines = tmp_path / "lines"
-    echo = f'while read -r line; do echo >> {lines}; [ -z "$line" ] || {says} "$line"; done'
+    lines.touch()
+    counts = [sys.executable, "-c", COUNTS_SIGNS_OF_LIFE.format(path=str(lines))]
     # The second one is there when the first has heard that it is still wanted.
+    there = shlex.join([sys.executable, "-c", COUNTS_SIGNS_OF_LIFE.format(path="/dev/null")])
     late = (
-        f"[ $(wc -l < {lines}) -gt 2 ] && exec {says} '{{\"time_s\": 1}}';"
-        f" echo '{REFUSED.format('b')}' >&2; exit 255"
+        f"[ $(wc -l < {lines}) -gt 1 ] && exec {there}; echo '{REFUSED.format('b')}' >&2; exit 255"
     )
-    commands = {
-        "a": ["sh", "-c", f"touch {lines}; {says} '{{\"time_s\": 1}}'; {echo}"],
-        "b": ["sh", "-c", late.replace("exec ", "{ ").replace("';", "'; exit; };", 1)],
-    }
+    commands = {"a": counts, "b": ["sh", "-c", late]}
     waiting = Waiting(time.monotonic(), 60.0, 20.0, lambda *_: False, lambda _: None)
-    with Conversation(commands, ["a"]) as conversation:
+    with Conversation(commands, os.environ) as conversation:
         replies = conversation.answers(20.0, waiting=waiting)
         assert [replies[key].answer for key in "ab"] == [{"time_s": 1}] * 2
         assert conversation.order({"a": {"n": 1}}, 20.0) == {"a": {"n": 1}}
-    assert os.path.exists(lines)

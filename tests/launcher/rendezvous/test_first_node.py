@@ -10,17 +10,12 @@ import time
 import pytest
 
 from hvdrun.agent import frames, peers
+from hvdrun.agent.frames import EXIT, OUT, PING, REFUSED, SIGNAL
 from hvdrun.errors import UsageError
-from hvdrun.rendezvous import callers
 from hvdrun.rendezvous.first_node import FirstNode
 from hvdrun.rendezvous.messages import (
-    EXIT,
     HELLO,
-    OUT,
-    PING,
-    REFUSED,
     RUN,
-    SIGNAL,
     STREAM,
     WELCOME,
     Hello,
@@ -125,8 +120,8 @@ def test_an_exit_code_that_is_none_ends_that_program_only(job, payload):
     process = job.ask("true")
     job.stream().connection.send(EXIT, payload)
     code, why = answer_to(process)
-    assert code == callers.FAILED
-    assert "it speaks another language (expected a number)" in why
+    assert code == frames.SSH_FAILED
+    assert "in place of a number)" in why
     assert runs_a_program(job)
 
 
@@ -203,7 +198,7 @@ def test_a_process_that_leaves_as_its_program_ends_harms_no_other(job):
 
 def test_a_process_whose_descriptors_did_not_arrive_is_told(job):
     code, why = answer_to(job.ask("true", fds=2))
-    assert code == callers.FAILED
+    assert code == frames.SSH_FAILED
     assert "hvdrun has no descriptors left" in why
     assert runs_a_program(job)
 

@@ -1,6 +1,7 @@
 """hvdrun on two nodes that are this machine, over loopback: for real, under both MPIs."""
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -101,6 +102,20 @@ def test_one_command_on_each_node_makes_one_job(nodes):
     assert lines == [f"rank {n} of 4 []" for n in range(4)]
     assert other.stdout == ""
     assert "this is node 1 of 2" in other.stderr
+
+
+def test_node_0_alone_writes_the_report_of_the_whole_job(openmpi_nodes, tmp_path):
+    for number in (1, 0):
+        openmpi_nodes.start(
+            *("-np", "4", "--nodes", "2", "--node-rank", str(number)),
+            *("--report-file", f"{tmp_path}/{number}.json", "sh", "-c", "exit $((RANK / 3))"),
+        )
+    other, first = openmpi_nodes.ends()
+    assert (first.code, other.code) == (1, 1), (first, other)
+    assert os.listdir(tmp_path) == ["0.json"]
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert (found["exit_code"], found["failure"]["rank"]) == (1, 3)
+    assert [rank for host in found["hosts"] for rank in host["ranks"]] == [0, 1, 2, 3]
 
 
 # Root on a machine can read every process; in a container it lacks these capabilities: SYS_PTRACE,

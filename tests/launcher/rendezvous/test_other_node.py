@@ -11,10 +11,11 @@ from ipaddress import ip_address
 import pytest
 
 from hvdrun.agent import peers
+from hvdrun.agent.frames import EXIT
 from hvdrun.errors import StartTimeout, UsageError
-from hvdrun.rendezvous import other_node, to_node_0
+from hvdrun.rendezvous import other_node
 from hvdrun.rendezvous.first_node import FirstNode
-from hvdrun.rendezvous.messages import EXIT, RUN, STREAM, Hello, Run, pack_run
+from hvdrun.rendezvous.messages import RUN, STREAM, Hello, Run, pack_run
 from hvdrun.rendezvous.other_node import OtherNode
 from hvdrun.rendezvous.place import Place
 from hvdrun.rendezvous.secret import key_of, name_here
@@ -38,7 +39,7 @@ sock, _ = listener.accept()
 heard, selector = [], selectors.DefaultSelector()
 connection = SealedSocket(sock, key_of(""), selector, lambda *_: None, heard.append, False)
 connection.on_end = lambda _, why: heard.append(why)
-connection.send(WELCOME, b"30")
+connection.send(WELCOME, b"30000")
 connection.send(RUN, pack_run(Run("1", ("true",))))
 while not heard:
     for key, _ in selector.select():
@@ -202,7 +203,7 @@ def test_later_connections_to_a_link_local_address_are_on_the_same_network():
         pytest.skip("no interface has a link-local address of IPv6")
     whole = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][-1]
     with socket.create_server(whole, family=socket.AF_INET6) as server:
-        way = to_node_0.ToNode0(Place(address, server.getsockname()[1], 1, 2, "a test"), False)
+        way = other_node.ToNode0(Place(address, server.getsockname()[1], 1, 2, "a test"), False)
         with way.connect() as first:
             way.settle(first)
             with way.connect() as second:

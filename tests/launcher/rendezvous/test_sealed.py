@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from hvdrun.agent.frames import LONGEST
 from hvdrun.rendezvous.relay import Relay
-from hvdrun.rendezvous.sealed import CLOSED_EARLY, LARGEST_MESSAGE_BYTES, NOT_PROVED
+from hvdrun.rendezvous.sealed import CLOSED_EARLY, NOT_PROVED
 from tests.launcher.rendezvous.loops import End, Loop, tcp_pair
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
@@ -101,9 +102,12 @@ def test_ends_with_different_keys_hear_nothing_from_each_other(loop):
 
 def test_a_message_without_end_is_not_collected(loop, ends):
     caller, listener = ends
-    caller.connection.send(b"A", bytes(LARGEST_MESSAGE_BYTES + 1))
+    caller.connection.send(b"A", bytes(LONGEST + 1))
     loop.until(lambda: listener.ended is not None)
-    assert listener.heard == []
+    assert (listener.heard, listener.ended) == (
+        [],
+        f"it speaks another language (a message of {LONGEST + 1} bytes)",
+    )
 
 
 def test_an_orderly_end_is_told_from_a_failure(loop, ends):

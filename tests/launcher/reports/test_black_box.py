@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrun.agent.rank_box import FEW, RankBox
+from hvdrun.agent.rank.notes import FEW, RankBox
 from hvdrun.machine.notes import (
     ENTRIES,
     ENTRY_BYTES,
@@ -213,7 +213,7 @@ def test_any_message_is_read_to_its_end(data):
 
 READS = """
 import os, sys
-from hvdrun.agent.rank_box import RankBox
+from hvdrun.agent.rank.notes import RankBox
 from hvdrun.machine import looks
 box = RankBox()
 fd = os.memfd_create("box", os.MFD_ALLOW_SEALING)

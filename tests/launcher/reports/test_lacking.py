@@ -26,7 +26,7 @@ FOREVER = ("sh", "-c", "exec sleep 60")
         (OSError(errno.ENOMEM, "x"), "hvdrun gets no more memory"),
         (RuntimeError("can't start new thread"), "hvdrun can't start any more processes"),
         (MemoryError(), "hvdrun gets no more memory"),
-        (OSError(errno.ENOSPC, "No space left", "/tmp/x"), "/tmp/x: No space left;"),
+        (OSError(errno.ENOSPC, "No space left", "/tmp/x"), "/tmp/x: No space left\n"),
     ],
     ids=str,
 )
@@ -125,7 +125,10 @@ def test_with_few_processes_the_error_names_the_limit(limited, pids, most):
         ("mount -o remount,ro /tmp", "written to /tmp: Read-only file system"),
         ("mount -o remount,nr_inodes=1 /tmp", "written to /tmp: No space left on device"),
         ("export TMPDIR=/tmp/none", "written to /tmp/none (TMPDIR): No such file"),
-        ("mount -o remount,nr_inodes=3 /tmp", "mpirun: No space left on device; remove old files"),
+        (
+            "mount -o remount,nr_inodes=3 /tmp",
+            "mpirun: No space left on device\n    remove old files",
+        ),
     ],
 )
 def test_without_room_for_temporary_files_the_error_says_so(limited, setup, words):

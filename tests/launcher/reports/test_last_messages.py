@@ -61,45 +61,29 @@ class Job:
         return list(last_messages.lines_of(self.boxes(kept)))
 
 
-def test_messages_that_have_come_are_not_told():
-    assert Job().send(0, 1).recv(1, 0).recv(0, 1, 3).send(1, 0, 3).call(0, 1).lines() == []
+def with_a_time_limit():
+    """A receive that has failed has taken no message."""
+    job = Job().recv(1, 0)
+    job.made[1][0] = job.made[1][0]._replace(ended=3, failed=True)
+    job.waiting.clear()
+    return job.recv(1, 0).send(0, 1).recv(1, 0)
 
 
-def test_a_receive_for_which_too_little_was_sent_is_told_with_how_much_was():
-    job = Job().send(0, 1).recv(1, 0).recv(1, 0)
-    (line,) = job.lines()
-    assert line == (
-        "rank 1 waited to receive from rank 0 with tag 0, no. 2: rank 0 has called only 1 send for"
-        " it"
-    )
-    job.send(0, 1).send(0, 1)
-    (line,) = job.lines()
-    assert line == (
-        "rank 0's send to rank 1 with tag 0 was not received, no. 3: rank 1 has called only 2"
-        " recvs for it"
-    )
-
-
-def test_another_tag_is_another_message():
-    assert Job().send(0, 1, 5).recv(1, 0, 6).lines() == [
-        "rank 0's send to rank 1 with tag 5 was not received: rank 1 has called no recv for it",
-        "rank 1 waited to receive from rank 0 with tag 6: rank 0 has called no send for it",
-    ]
-
-
-def test_what_a_rank_has_called_is_not_said_if_it_may_have_forgotten_some():
-    waits = "rank 1 waited to receive from rank 0 with tag 0"
-    job = Job().recv(1, 0).call(*[0] * 40)
-    assert job.lines() == [f"{waits}: rank 0 has called no send for it"]
-    assert job.lines(kept=32) == [waits]  # as of a rank that has ended with 0
-    assert Job().recv(1, 0).lines() == [waits]  # nothing came of rank 0
-
-
-def test_what_is_received_from_any_rank_is_not_counted():
-    assert Job().recv(1, ANY).send(0, 1).call(2).lines() == [
-        "rank 0's send to rank 1 with tag 0 was not received",
-        "rank 1 waited to receive from any rank with tag 0",
-    ]
+def test_the_words_say_which_messages_had_no_other_side(snapshot):
+    forgetful = Job().recv(1, 0).call(*[0] * 40)
+    texts = {
+        "all have come": Job().send(0, 1).recv(1, 0).recv(0, 1, 3).send(1, 0, 3).call(0, 1).lines(),
+        "too little was sent": Job().send(0, 1).recv(1, 0).recv(1, 0).lines(),
+        "too much was sent": Job().recv(1, 0).recv(1, 0).send(0, 1).send(0, 1).send(0, 1).lines(),
+        "another tag": Job().send(0, 1, 5).recv(1, 0, 6).lines(),
+        "a rank that keeps all": forgetful.lines(),
+        "one that may have forgotten some": forgetful.lines(kept=32),  # it has ended with 0
+        "one of which nothing came": Job().recv(1, 0).lines(),
+        "received from any rank": Job().recv(1, ANY).send(0, 1).call(2).lines(),
+        "a receive with a time limit before one that waits": with_a_time_limit().lines(),
+    }
+    lines = [line for name, text in texts.items() for line in (f"=== {name}", *text, "")]
+    snapshot("last_messages", "\n".join(lines))
 
 
 def test_what_has_failed_before_it_was_matched_is_told_and_what_failed_later_is_not():
@@ -110,20 +94,6 @@ def test_what_has_failed_before_it_was_matched_is_told_and_what_failed_later_is_
     assert job.lines() == []
 
 
-def test_a_receive_that_has_failed_does_not_stand_before_one_that_waits():
-    """One with a time limit, say, has taken no message."""
-    job = Job().recv(1, 0)
-    made = job.made[1]
-    made[0] = made[0]._replace(ended=3, failed=True)
-    job.waiting.clear()
-    job.recv(1, 0).send(0, 1).recv(1, 0)
-    (line,) = job.lines()
-    assert line == (
-        "rank 1 waited to receive from rank 0 with tag 0, no. 2: rank 0 has called only 1 send for"
-        " it"
-    )
-
-
 def test_the_screen_has_three_and_says_how_many_more():
     job = Job()
     for tag in range(70):
@@ -131,7 +101,7 @@ def test_the_screen_has_three_and_says_how_many_more():
     boxes = job.boxes()
     *shown, last = last_messages.report(boxes)
     assert (len(shown), last) == (3, "and 67 more messages without another side")
-    *shown, last = last_messages.summary(boxes)
+    *shown, last = last_messages.report(boxes, last_messages.MOST_IN_FILE)
     assert (len(shown), last) == (64, "and 6 more messages without another side")
 
 

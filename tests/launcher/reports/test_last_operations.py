@@ -80,96 +80,45 @@ def boxes_of(*programs):
     return found
 
 
-NOT_BY_1 = ", which rank 1 has not called"
 CASES = {
-    "a rank is killed between two operations": (
-        ("a b c:failed", "a b", "a b c:posted"),
-        (
-            "the last operation that ranks 0-2 have all ended is allreduce 'b'",
-            "    ranks 0,2 went on to allreduce 'c', which rank 1 has not called",
-            "    rank 1 called no operation after that",
-        ),
-    ),
-    "the same name again and again": (
-        ("a a a:posted", "a a"),
-        (
-            "the last operation that ranks 0-1 have all ended is allreduce 'a' (no. 2)",
-            "    rank 0 went on to allreduce 'a' (no. 3), which rank 1 has not called",
-            "    rank 1 called no operation after that",
-        ),
-    ),
-    "another operation than the others'": (
-        ("a b:posted", "a b:posted", "a b:posted", "a c:posted"),
-        (
-            "the last operation that ranks 0-3 have all ended is allreduce 'a'",
-            "    ranks 0-2 went on to allreduce 'b', which rank 3 has not called",
-            "    rank 3 went on to allreduce 'c', which ranks 0-2 have not called",
-            "    rank 3 called allreduce 'c' where ranks 0-2 called allreduce 'b'",
-        ),
-    ),
-    "killed while data moved": (
-        ("a b:failed", "a b:started"),
-        (
-            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
-            "    rank 0 went on to allreduce 'b' (called)",
-            "    rank 1 went on to allreduce 'b' (its data moved)",
-        ),
-    ),
-    "some have ended what another one has not": (
-        ("a b c:posted", "a b:matched"),
-        (
-            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
-            f"    rank 0 went on to allreduce 'b' (ended), to allreduce 'c'{NOT_BY_1}",
-            "    rank 1 went on to allreduce 'b' (all had called it)",
-        ),
-    ),
-    "an older one still waits": (
-        ("w:posted a b", "a b"),
-        (
-            "the last operation that ranks 0-1 have all ended is allreduce 'b'",
-            "    rank 0 went on to allreduce 'w', which rank 1 has not called",
-            "    rank 1 called no operation after that",
-        ),
-    ),
-    "many at once": (
-        ("a b:posted c:posted d:posted e:posted", "a"),
-        (
-            "the last operation that ranks 0-1 have all ended is allreduce 'a'",
-            f"    rank 0 went on to allreduce 'b', allreduce 'c' and 2 more{NOT_BY_1}",
-            "    rank 1 called no operation after that",
-        ),
-    ),
-    "nothing has ended": (
-        ("a:posted", ""),
-        (
-            "ranks 0-1 have not all ended any of the operations that are kept",
-            "    rank 0 went on to allreduce 'a', which rank 1 has not called",
-            "    rank 1 called no operation after that",
-        ),
-    ),
-    "all are at the same place": (("a b:failed", "a b:failed"), ()),
-    "all have ended everything": (("a b", "a b"), ()),
-    "nobody has called anything": (("", ""), ()),
-    "messages are between two ranks": (("a m:posted:send", "a m:posted:recv"), ()),
+    "a rank is killed between two operations": ("a b c:failed", "a b", "a b c:posted"),
+    "the same name again and again": ("a a a:posted", "a a"),
+    "another operation than the others'": ("a b:posted", "a b:posted", "a b:posted", "a c:posted"),
+    "killed while data moved": ("a b:failed", "a b:started"),
+    "some have ended what another one has not": ("a b c:posted", "a b:matched"),
+    "an older one still waits": ("w:posted a b", "a b"),
+    "many at once": ("a b:posted c:posted d:posted e:posted", "a"),
+    "nothing has ended": ("a:posted", ""),
+    "all are at the same place": ("a b:failed", "a b:failed"),
+    "all have ended everything": ("a b", "a b"),
+    "nobody has called anything": ("", ""),
+    "messages are between two ranks": ("a m:posted:send", "a m:posted:recv"),
+    "one rank alone": ("a b:posted",),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_report_says_where_the_ranks_differ(case):
-    programs, lines = CASES[case]
-    assert report(boxes_of(*programs), {}) == list(lines)
+def of_two_teams():
+    """Ranks 0 and 2 have called an operation of their own."""
+    recorders = [Recorder(3).call("a") for _ in range(3)]
+    for rank in (0, 2):
+        recorders[rank].call("of two", "ended" if rank else "posted", team=7)
+    return {rank: recorder.box() for rank, recorder in enumerate(recorders)}
 
 
-def test_one_rank_alone_is_not_compared():
-    assert report(boxes_of("a b:posted"), {}) == summary(boxes_of("a b:posted"), {}) == []
-    assert report({}, {}) == summary({}, {}) == []
-
-
-def test_of_a_rank_that_left_it_is_said():
-    lines = report(boxes_of("a b:posted", "a", "a"), {1: "ended with exit code 0"})
-    assert lines[2] == "    ranks 1-2 called no operation after that"
-    lines = report(boxes_of("a b:posted", "a"), {1: "ended with exit code 0"})
-    assert lines[2] == "    rank 1 called no operation after that and ended with exit code 0"
+def test_the_words_say_where_the_ranks_differ(snapshot):
+    left, different = {1: "ended with exit code 0"}, "a x:posted"
+    texts = {name: report(boxes_of(*programs), {}) for name, programs in CASES.items()}
+    texts["of two ranks one has left"] = report(boxes_of("a b:posted", "a", "a"), left)
+    texts["a rank has left"] = report(boxes_of("a b:posted", "a"), left)
+    texts["one of two teams differs"] = report(of_two_teams(), {})
+    texts["the file: both teams"] = summary(of_two_teams(), {})
+    running = boxes_of(different, "a y:posted x:posted z:posted", "a y:posted")
+    texts["while the job runs: different operations"] = orders(running)
+    for late in ("a", different, "", "a y x:posted"):
+        same = boxes_of("a x:posted y:posted", late, "a x:posted y:posted")
+        texts[f"while the job runs: {late or 'nothing'}"] = orders(same)
+    lines = [line for name, text in texts.items() for line in (f"=== {name}", *text, "")]
+    snapshot("last_operations", "\n".join(lines))
 
 
 def test_a_rank_that_has_joined_is_not_waited_for():
@@ -187,26 +136,6 @@ def test_there_is_a_limit_to_what_is_shown():
     assert lines[4] == "    and 17 more groups of ranks"
     assert max(map(len, lines)) < 300
     assert len(summary(boxes_of(*programs), {})) == 22
-
-
-def test_the_summary_has_all_teams_and_the_report_the_one_with_the_difference():
-    recorders = [Recorder(3) for _ in range(3)]
-    for recorder in recorders:
-        recorder.call("a")
-    for rank in (0, 2):
-        recorders[rank].call("of two", "ended" if rank else "posted", team=7)
-    boxes = {rank: recorder.box() for rank, recorder in enumerate(recorders)}
-    assert report(boxes, {}) == [
-        "ranks 0,2 have not all ended any of the operations that are kept",
-        "    rank 0 went on to allreduce 'of two' (called)",
-        "    rank 2 went on to allreduce 'of two' (ended)",
-    ]
-    assert summary(boxes, {}) == [
-        "the last operation that ranks 0-2 have all ended is allreduce 'a'",
-        "    ranks 0-2 called no operation after that",
-        "",
-        *report(boxes, {}),
-    ]
 
 
 # ---- ranks that run one program, each up to some place
@@ -402,19 +331,3 @@ def test_whatever_ranks_have_recorded_there_is_a_report_and_a_summary(recorded):
     boxes = {rank: Box(0, tuple(operations)) for rank, operations in recorded.items()}
     assert len(report(boxes, {})) <= 6
     summary(boxes, {})
-
-
-def test_while_the_job_runs_orders_are_told_only_where_ranks_are_in_different_operations():
-    assert orders(boxes_of("a x:posted", "a y:posted x:posted z:posted", "a y:posted")) == [
-        "the last operation that ranks 0-2 have all ended is allreduce 'a'",
-        "    rank 0 went on to allreduce 'x', which rank 2 has not called",
-        (
-            "    rank 1 went on to allreduce 'y', which rank 0 has not called, to allreduce 'x',"
-            " which rank 2 has not called, to allreduce 'z', which ranks 0,2 have not called"
-        ),
-        "    rank 2 went on to allreduce 'y', which rank 0 has not called",
-        "    rank 2 called allreduce 'y' where rank 0 called allreduce 'x'",
-    ]
-    for late in ("a", "a x:posted", "", "a y x:posted"):
-        assert orders(boxes_of("a x:posted y:posted", late, "a x:posted y:posted")) == []
-    assert orders({}) == []

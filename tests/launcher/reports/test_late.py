@@ -191,154 +191,33 @@ def test_a_cause_that_explains_less_than_half_of_the_delay_is_none():
 LOADS = job([always(BASE_S)] * 4, [always(0.0), always(0.0), always(0.0), always(0.25)])
 
 
-def test_the_table():
-    assert report(LOADS, host_of)[:-1] == [
-        "hvdrun: where the time of a step goes, in ms:",
-        (
-            "    rank  host     steps  ms per step  computing   data  waiting  communication"
-            "  last in  by ms"
-        ),
-        (
-            "       0  server1     41        267.6       15.6    0.0    250.0            2.0"
-            "      0 %      -"
-        ),
-        (
-            "       1  server1     41        267.6       15.6    0.0    250.0            2.0"
-            "      0 %      -"
-        ),
-        (
-            "       2  server2     41        267.6       15.6    0.0    250.0            2.0"
-            "      0 %      -"
-        ),
-        (
-            "       3  server2     41        267.6       15.6  250.0      0.0            2.0"
-            "    100 %  250.0"
-        ),
-    ]
+TWO = [always(0.5)] * 2
+BOTH = [*TWO, always(1.5), always(1.5)]
+NOW_AND_THEN = [lambda step: 0.5 + (step % 3) / 64, lambda step: 0.515 + (step % 8 == 0)]
+SAID = {
+    "a DataLoader": LOADS,
+    "two ranks compute longer": job(BOTH),
+    "many ranks compute longer": job([always(0.5)] * 12 + [always(1.5)] * 10),
+    "a cgroup throttles a rank": job([always(0.5), always(1.5)], **throttled(0, 0.8)),
+    # A DataLoader's workers are paid from the same quota.
+    "what the cgroup used": job([always(0.5), always(1.5)], **throttled(0, 0.8), cores=[0.0, 1.25]),
+    "two in turns": job([lambda step: 0.5 + (step % 2), lambda step: 1.5 - (step % 2)]),
+    "62.5 ms of 562.5": job([always(0.5), lambda step: 0.5 + (step % 4 == 0) / 4]),
+    "late by much in half of the steps": job([always(0.5), lambda step: 0.25 + (step % 2)]),
+    "late from a step on": job([always(0.5), lambda step: 0.5 + (step > 7)]),
+    "stopped now and then": job(NOW_AND_THEN, **throttled(0, 0.8)),
+    "one step": job([always(0.5), always(1.5)], count=1),
+    "too few steps": job([always(0.5), always(1.5)], count=19),
+    "throttled, and nobody is late": job(TWO, **throttled(0.3, 0.9)),
+    "what cgroups used": job(TWO, **throttled(0.3, 0.9), cores=[1.0, 1.25]),
+    "not one number of each kind": job(TWO, **throttled(0.3, 0.9), cores=[0.0, 1.25]),
+}
 
 
-BOTH = [always(0.5), always(0.5), always(1.5), always(1.5)]
-MANY = [always(0.5)] * 12 + [always(1.5)] * 10
-
-
-@pytest.mark.parametrize(
-    ("records", "verdict"),
-    [
-        (
-            LOADS,
-            (
-                "rank 3 on server2 arrives last in 100 % of steps, by 250 ms: its DataLoader"
-                " (250 ms of a step, the others' 0.0 ms)"
-            ),
-        ),
-        (
-            job(BOTH),
-            (
-                "ranks 2-3 on server2 arrive last in 100 % of steps, by 1000 ms: they compute"
-                " longer (1500 ms of a step, the others 500 ms; on 0.50 of a core each)"
-            ),
-        ),
-        (
-            job([always(0.5), always(1.5)], **throttled(0, 0.8)),
-            (
-                "rank 1 on server1 arrives last in 100 % of steps, by 1000 ms: its cgroup throttles"
-                " it (the CPU quota was used up in 80 % of its periods; its own process used 0.50"
-                " cores)"
-            ),
-        ),
-        (
-            job([lambda step: 0.5 + (step % 2), lambda step: 1.5 - (step % 2)]),
-            (
-                "no rank is steadily late: the others wait most for rank 1 on server1, 500 ms of a"
-                " step; it arrives last in 50 % of steps"
-            ),
-        ),
-        (
-            job([always(0.5), lambda step: 0.5 + (step % 4 == 0) / 4]),  # 62.5 ms of 562.5
-            (
-                "no rank is steadily late: the others wait most for rank 1 on server1, 62 ms of a"
-                " step; it arrives last in 25 % of steps"
-            ),
-        ),
-        (
-            job([always(0.5), lambda step: 0.25 + (step % 2)]),
-            (
-                "rank 1 on server1 costs the others 375 ms of each step (43 %), though it is last"
-                " in only 50 % of them"
-            ),
-        ),
-        (
-            job([always(0.5), lambda step: 0.5 + (step > 7)]),
-            "rank 1 on server1 costs the others 800 ms of each step (61 %)",
-        ),
-        (
-            job([always(0.5), always(1.5)], count=1),
-            (
-                "which rank is late is not known: 1 step that all ranks made can be compared, and"
-                " 20 are needed"
-            ),
-        ),
-        (
-            job([always(0.5), always(1.5)], count=19),
-            (
-                "which rank is late is not known: 19 steps that all ranks made can be compared, and"
-                " 20 are needed"
-            ),
-        ),
-        (
-            job(MANY),
-            (
-                "ranks 12-21 on server7, server8, server9 and 2 more hosts arrive last in 100 % of"
-                " steps, by 1000 ms: they compute longer (1500 ms of a step, the others 500 ms; on"
-                " 0.50 of a core each)"
-            ),
-        ),
-    ],
-)
-def test_the_verdict(records, verdict):
-    assert report(records, host_of)[-1] == f"hvdrun: {verdict}"
-
-
-def test_throttled_ranks_are_named_though_nobody_is_late():
-    *_, verdict, text = report(job([always(0.5)] * 2, **throttled(0.3, 0.9)), host_of)
-    assert verdict.startswith("hvdrun: no rank is steadily late")
-    assert text == (
-        "hvdrun: ranks 0-1 on server1 are throttled: the own process of each used 0.50 cores, and"
-        " the cgroups' CPU quotas were used up in 30 % to 90 % of their periods"
-    )
-
-
-def test_what_a_throttled_rank_got_is_what_its_cgroup_used_if_the_kernel_tells():
-    """Its DataLoader's workers are paid from the same quota."""
-    late = [always(0.5), always(1.5)]
-    *_, text = report(job(late, **throttled(0, 0.8), cores=[0.0, 1.25]), host_of)
-    assert text.endswith(
-        "(the CPU quota was used up in 80 % of its periods; its cgroup used 1.25 cores)"
-    )
-    both = [always(0.5)] * 2
-    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[1.0, 1.25]), host_of)
-    assert "are throttled: the cgroup of each used 1.00 to 1.25 cores, and" in text
-    # Not one number of each kind.
-    *_, text = report(job(both, **throttled(0.3, 0.9), cores=[0.0, 1.25]), host_of)
-    assert "are throttled: the own process of each used 0.50 cores, and" in text
-
-
-def test_a_rank_that_is_stopped_now_and_then_costs_most_though_it_is_mostly_in_time():
-    computing = [
-        lambda step: 0.5 + (step % 3) / 64,
-        lambda step: 0.515 + (step % 8 == 0),
-    ]
-    records = job(computing, **throttled(0, 0.8))
-    assert arrivals_of(records).late is None
-    *_, verdict, text = report(records, host_of)
-    assert verdict == (
-        "hvdrun: rank 1 on server1 costs the others 129 ms of each step (20 %), though it is last"
-        " in only 42 % of them"
-    )
-    assert text == (
-        "hvdrun: rank 1 on server1 is throttled: its own process used 0.50 cores, and the cgroup's"
-        " CPU quota was used up in 80 % of its periods"
-    )
+def test_the_table_and_the_verdict(snapshot):
+    assert arrivals_of(SAID["stopped now and then"]).late is None
+    texts = [[f"=== {name}", *report(records, host_of)] for name, records in SAID.items()]
+    snapshot("late", "\n".join(line for text in texts for line in [*text, ""]))
 
 
 def test_of_many_ranks_the_table_has_those_that_are_last_most_often():

@@ -136,9 +136,10 @@ def test_it_can_be_switched_off(run):
 )
 def test_after_ctrl_c_or_without_a_folder_no_files_are_made(signal_, keeps_files, written):
     made = []
+    files = SimpleNamespace(keep_operations=lambda *_: "kept")
     recorded = SimpleNamespace(rows=lambda: made.append("rows") or {0: []}, summary=list)
     course = SimpleNamespace(signal=signal_, recorded=recorded)
-    screen = SimpleNamespace(keeps_files=keeps_files, keep_operations=lambda *_: "kept")
+    screen = SimpleNamespace(files=files if keeps_files else None)
     assert keep_operations(course, screen) == ("kept" if written else "")
     assert made == (["rows"] if written else [])
 

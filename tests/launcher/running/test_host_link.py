@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,28 +22,34 @@ from hvdrun.agent.frames import (
     EXIT,
     GAVE_UP,
     HEADER,
-    MAGIC,
+    HELLO,
     OUT,
     PING,
     PING_EVERY_S,
     REFUSED,
-    SECRET,
-    SILENCE_LIMIT,
+    START,
     VARIABLES,
     frame,
     unpack,
 )
+from hvdrun.agent.host_connection import LINE_EVERY_S, HostConnection
 from hvdrun.agent.peers import listen
 from hvdrun.agent.silence import clock
 from hvdrun.agent.ssh import split_ssh
-from hvdrun.job.events import HostGaveUp, SshSaid
+from hvdrun.job.events import HostGaveUp, HostTalks, SshSaid
 from hvdrun.machine.environment import LINK, pack
-from hvdrun.machine.remote_words import hex_of
-from hvdrun.running.host_link import LINE_EVERY_S, HostLink
+from hvdrun.running.host_link import HostLink
 from tests.harness.needs import lacking
 from tests.harness.worlds import ROOT, end_tree
 
 SECRET_OF_JOB = "0123456789abcdef"
+WISH = (b"server9", b"", b"sh", b"orted -x")
+START_OF_JOB = b"\0".join((SECRET_OF_JOB.encode(), b"30", b"sh", b"orted -x"))
+
+
+def start(daemon, secret=SECRET_OF_JOB, limit_s=30, shell="sh"):
+    """The frame with which hvdrun starts a job on a host."""
+    return frame(START, payload=f"{secret}\0{limit_s}\0{shell}\0{daemon}".encode())
 
 
 @pytest.mark.parametrize("last_first", [False, True])
@@ -52,19 +59,10 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
     near, far = socket.socketpair()
     reader, writer = os.pipe()
     closed, told = [], []
-    link = HostLink(
-        *(
-            "server9",
-            near,
-            reader,
-            SECRET_OF_JOB,
-            selector,
-            lambda *_: None,
-            told.append,
-            lambda _: None,
-        ),
-        closed.append,
-    )
+    asked, role = socket.socketpair()
+    connection = HostConnection(near, reader, None, selector)
+    calls = (lambda *_: None, told.append, lambda _: None, closed.append)
+    link = HostLink(asked, WISH, connection, {}, SECRET_OF_JOB, selector, *calls)
     os.write(writer, b"Connection refused\n")
     os.close(writer)
     far.close()
@@ -74,21 +72,44 @@ def test_a_connection_that_ends_with_words_on_stderr_may_be_closed_before_they_a
         key.data()
     assert closed == [link]
     assert told == [SshSaid("server9", b"Connection refused\n")]
+    assert given(role) == [(BYE, b"255")]
+    role.close()
     selector.close()
 
 
 @contextlib.contextmanager
 def link_to_a_host():
     """hvdrun's end, its selector, and the host's end."""
-    nothing = (lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    with link_and_role() as (link, selector, far, _, _):
+        yield link, selector, far
+
+
+@contextlib.contextmanager
+def link_and_role(said=b"", variables=None):
+    """Also the end of the role ssh, and what the link tells. said: by the host before."""
     reader, writer = os.pipe()
     near, far = socket.socketpair()
+    asked, role = socket.socketpair()
+    told = []
     far.settimeout(1.0)
-    with selectors.DefaultSelector() as selector, far:
-        link = HostLink("server9", near, reader, SECRET_OF_JOB, selector, *nothing)
-        yield link, selector, far
+    with selectors.DefaultSelector() as selector, far, role:
+        nobody = SimpleNamespace(on_hello=lambda: None, on_data=lambda: None)
+        connection = HostConnection(near, reader, nobody, selector)
+        if said:
+            far.send(said)
+            read_what_is_there(selector)
+        calls = (lambda *_: None, told.append, lambda _: None, told.append)
+        job = (WISH, connection, {}, SECRET_OF_JOB, selector)
+        link = HostLink(asked, *job, *calls, variables=variables)
+        link.begin()
+        yield link, selector, far, role, told
         link.close()
     os.close(writer)
+
+
+def given(far):
+    """The frames that one has been sent."""
+    return [(kind, payload) for kind, _, payload in unpack(bytearray(far.recv(1 << 16)))]
 
 
 def read_what_is_there(selector):
@@ -100,12 +121,12 @@ def test_a_host_that_comes_up_while_nothing_is_read_gets_signs_of_life():
     """Else its agent would take hvdrun for dead."""
     with link_to_a_host() as (link, selector, far):
         link.pause(True)
-        far.send(MAGIC + frame(PING, payload=b"0"))
+        far.send(HELLO + frame(PING, payload=b"0"))
         read_what_is_there(selector)
         link.pause(True)
         assert link.tick(clock() + PING_EVERY_S)
         said = [kind for kind, *_ in unpack(bytearray(far.recv(100)))]
-        assert said == [SECRET, SILENCE_LIMIT, PING]
+        assert said == [START, PING]
         far.send(frame(PING, payload=b"0"))
         assert not selector.select(0)  # from now on its messages wait unread
 
@@ -125,7 +146,7 @@ def test_a_host_that_sends_nonsense_is_hung_up_on(message):
     closed = []
     with link_to_a_host() as (link, selector, far):
         link.on_close = closed.append
-        far.send(MAGIC + message)
+        far.send(HELLO + message)
         read_what_is_there(selector)
         assert link.how_it_ended().nonsense
         assert link.closed
@@ -134,14 +155,13 @@ def test_a_host_that_sends_nonsense_is_hung_up_on(message):
 
 def test_a_host_that_ends_with_a_grace_can_be_told_that_there_is_none():
     with link_to_a_host() as (link, selector, far):
-        far.send(MAGIC)
+        far.send(HELLO)
         read_what_is_there(selector)
         link.end(3.0)
         link.end(0)
         with far.makefile("rb") as heard:
             frames = unpack(bytearray(heard.read()))
-        expected = [(SECRET, SECRET_OF_JOB.encode()), (SILENCE_LIMIT, b"30")]
-        expected += [(END, b"15 3000"), (END, b"15 0")]
+        expected = [(START, START_OF_JOB), (END, b"15 3000"), (END, b"15 0")]
         assert [(kind, payload) for kind, _, payload in frames] == expected
 
 
@@ -179,9 +199,9 @@ def test_a_schedulers_program_stands_in_sshs_place_with_the_host_in_its_words():
     assert done.stdout == f"{['-c', '-w=n7', '/bin/sh', '-c', 'orted -a b c']}\n", done.stderr
 
 
-def host_agent(secret, daemon, prepare=None, variables=None):
+def host_agent(secret, daemon, prepare=None, variables=None, limit_s=30):
     process = subprocess.Popen(
-        [*AGENT, "host", "sh", hex_of(daemon)],
+        [*AGENT, "host"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -189,7 +209,7 @@ def host_agent(secret, daemon, prepare=None, variables=None):
     )
     if variables is not None:
         process.stdin.write(frame(VARIABLES, payload=pack(variables)))
-    process.stdin.write(frame(SECRET, payload=secret.encode()))
+    process.stdin.write(start(daemon, secret, limit_s))
     return process
 
 
@@ -198,8 +218,8 @@ def frames_of(process):
     buffer, begun = bytearray(), False
     while data := process.stdout.read(1 << 16):
         buffer += data
-        if not begun and MAGIC in buffer:
-            del buffer[: buffer.index(MAGIC) + len(MAGIC)]
+        if not begun and HELLO in buffer:
+            del buffer[: buffer.index(HELLO) + len(HELLO)]
             begun = True
         if begun:
             for kind, _, payload in unpack(buffer):
@@ -213,7 +233,7 @@ def test_hvdrun_sends_empty_lines_until_the_host_agent_talks():
         for at in (now, now + 0.5 * LINE_EVERY_S, now + 1.5 * LINE_EVERY_S):
             assert link.tick(at)
         assert far.recv(100) == b"\n\n"
-        far.send(b"a prompt" + MAGIC)
+        far.send(b"a prompt" + HELLO)
         read_what_is_there(selector)
         assert link.tick(now + 3 * LINE_EVERY_S)
         assert b"\n" not in far.recv(100)[:1]
@@ -232,14 +252,14 @@ def test_mpis_daemon_is_started_by_the_shell_that_mpi_wrote_for(shell):
         lacking("this test needs tcsh: apt-get install tcsh")
     command = {"sh": "A='3 4'; exit ${A%% *}", "csh": "setenv A 3; exit $A"}[shell]
     process = subprocess.Popen(
-        [*AGENT, "host", shell, hex_of(command)],
+        [*AGENT, "host"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
     )
     try:
         # The empty lines were for start-up files.
-        process.stdin.write(b"\n\n" + frame(SECRET, payload=f"test-{os.getpid()}".encode()))
+        process.stdin.write(b"\n\n" + start(command, f"test-{os.getpid()}", shell=shell))
         assert dict(frames_of(process))[BYE] == b"3"
     finally:
         end_tree(process)
@@ -367,9 +387,8 @@ def test_a_host_agent_that_is_to_end_does_so_also_where_nobody_reads_any_more(tm
 
 def test_a_host_agent_that_hears_nothing_for_the_limit_says_so_and_ends():
     """The first sign of its end that hvdrun reads is why."""
-    process = host_agent(SECRET_OF_JOB, "exec sleep 90")
+    process = host_agent(SECRET_OF_JOB, "exec sleep 90", limit_s=2)
     try:
-        process.stdin.write(frame(SILENCE_LIMIT, payload=b"2"))
         said = [(kind, payload) for kind, payload in frames_of(process) if kind != PING]
         assert (said[0][0], said[0][1].split()[0]) == (GAVE_UP, b"2")
         process.wait(30)
@@ -381,9 +400,8 @@ def test_a_host_agent_that_hears_nothing_for_the_limit_says_so_and_ends():
 
 def test_a_host_agent_that_was_stopped_does_not_count_that_time():
     """Nor was hvdrun, perhaps: their machines were suspended together."""
-    process = host_agent(SECRET_OF_JOB, "exec sleep 90")
+    process = host_agent(SECRET_OF_JOB, "exec sleep 90", limit_s=4)
     try:
-        process.stdin.write(frame(SILENCE_LIMIT, payload=b"4"))
         process.stdin.write(frame(PING))
         frames = frames_of(process)
         assert [next(frames)[0], next(frames)[0]] == [PING, PING]
@@ -404,7 +422,7 @@ def test_why_a_host_gave_hvdrun_up_reaches_the_job_with_the_time_by_its_own_cloc
     with link_to_a_host() as (link, selector, far):
         link.tell = told.append
         now_ns = time.monotonic_ns()
-        far.send(MAGIC + frame(PING, payload=b"%d" % (now_ns - 10**12)))  # 1000 s behind
+        far.send(HELLO + frame(PING, payload=b"%d" % (now_ns - 10**12)))  # 1000 s behind
         read_what_is_there(selector)
         far.send(frame(GAVE_UP, payload=b"30 %d" % (now_ns - 10**12 + 5 * 10**9)))
         read_what_is_there(selector)
@@ -425,3 +443,45 @@ def test_a_host_agent_that_can_open_no_more_files_says_so():
         process.stdin.close()
         process.stdout.close()
         end_tree(process)
+
+
+def test_a_job_goes_on_with_the_connection_that_preflight_had():
+    with link_and_role(HELLO, b"A=1") as (link, selector, far, role, told):
+        assert told == [HostTalks("server9")]
+        assert given(far) == [(VARIABLES, b"A=1"), (START, START_OF_JOB)]
+        far.send(frame(BYE, payload=b"3"))
+        read_what_is_there(selector)
+        assert given(role) == [(BYE, b"3")]  # the role ends as MPI's daemon has
+        assert role.recv(1) == b""
+        assert link.how_it_ended().daemon_status == 3
+
+
+def test_if_mpirun_ends_the_role_the_daemon_is_ended_as_if_ssh_had_gone():
+    with link_and_role(HELLO) as (link, selector, far, role, _):
+        given(far)
+        role.close()
+        read_what_is_there(selector)
+        assert far.recv(1) == b""
+        assert not link.closed  # it hears how that goes
+
+
+def test_if_the_connection_ends_the_role_fails_as_ssh_does():
+    with link_and_role(HELLO) as (link, selector, far, role, told):
+        far.close()
+        read_what_is_there(selector)
+        assert told[-1] is link
+        assert given(role) == [(BYE, b"255")]
+
+
+def test_an_ssh_that_is_not_there_is_said_as_by_a_shell():
+    told, closed = [], []
+    asked, role = socket.socketpair()
+    with selectors.DefaultSelector() as selector, role:
+        calls = (lambda *_: None, told.append, lambda _: None, closed.append)
+        wish = (*WISH, b"/no/such/ssh", b"server9")
+        link = HostLink(asked, wish, None, {}, SECRET_OF_JOB, selector, *calls)
+        while not closed:
+            read_what_is_there(selector)
+        assert b"/no/such/ssh: No such file or directory (Debian:" in told[0].text
+        assert not link.talking
+        assert given(role) == [(BYE, b"255")]

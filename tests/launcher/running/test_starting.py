@@ -50,7 +50,7 @@ def test_a_rank_that_ends_with_0_while_others_wait_for_it_in_init_ends_the_job(h
     assert done.code == 73, done
     assert re.search(
         r"hvdrun: rank 1 on localhost ended with exit code 0 after [\d.]+ s and had not called"
-        r" hvd.init\(\), where (ranks 0,2|rank [02]) waited for it; every rank must call"
+        r" hvd.init\(\), where (ranks 0,2|rank [02]) waited for it\n    every rank must call"
         r" hvd.init\(\)",
         done.stderr,
     ), done

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from hvdrun.agent.host_agent import safe_prefix
-from hvdrun.agent.keeper import is_exiting
+from hvdrun.agent.rank.keeper import is_exiting
 from hvdrun.machine.resources import physical_cores
 from tests.harness.busy import without_delays
 from tests.harness.worlds import ROOT, end_tree

@@ -1,4 +1,4 @@
-"""A model whose parameters are on the way on rank 0 while the other ranks have not sent them."""
+"""A model whose parameters are in flight on rank 0 while the other ranks have not sent them."""
 
 import torch
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hvdlite as hvd
-from hvdlite.optimizer.overlap import on_the_way, watched_parameters
+from hvdlite.optimizer.overlap import in_flight, watched_parameters
 from tests.harness.on_ranks import on_ranks
 from tests.harness.programs import run_program
 from tests.harness.worlds import mpiexec_command, python_of
@@ -65,7 +65,7 @@ def test_a_rank_that_leaves_is_an_error_in_the_forward_of_the_others_and_a_new_w
 
 @pytest.mark.parametrize("end", ["deleted", "replaced", "shutdown"])
 @on_ranks(knobs=SMALL_BUCKETS)
-def test_no_parameters_are_on_the_way_when_the_optimizer_or_the_world_has_ended(end):
+def test_no_parameters_are_in_flight_when_the_optimizer_or_the_world_has_ended(end):
     late = Late()
     late.backward(1)
     late.step()
@@ -79,7 +79,7 @@ def test_no_parameters_are_on_the_way_when_the_optimizer_or_the_world_has_ended(
     else:
         hvd.shutdown()
     assert not late.held_differ()
-    assert not on_the_way.by_param
+    assert not in_flight.by_param
     if hvd.is_initialized():
         hvd.barrier()
 
@@ -105,9 +105,9 @@ def test_a_step_waits_for_what_may_be_read_otherwise_than_through_the_model(how)
     for step in range(2):
         loss_of(net, step).backward()
         optimizer.step()
-        on_the_way_now = set(on_the_way.by_param)
-        assert on_the_way_now.isdisjoint(map(id, blocked))
-        assert bool(on_the_way_now) == (how in ("script", "other model"))
+        in_flight_now = set(in_flight.by_param)
+        assert in_flight_now.isdisjoint(map(id, blocked))
+        assert bool(in_flight_now) == (how in ("script", "other model"))
         optimizer.zero_grad()
     hvd.barrier()
 
@@ -157,7 +157,7 @@ def test_a_model_compiled_before_or_after_or_in_place_gets_whole_parameters():
         assert watched_parameters.is_compiled
         late.backward(2)
         late.cut.step()
-        assert not on_the_way.by_param
+        assert not in_flight.by_param
         assert not late.held_differ()
         # Of this process, which runs other tests.
         watched_parameters.is_compiled = False

@@ -1,4 +1,4 @@
-"""With overlap_forward, `step` returns while parameters are on the way, and reads through the model
+"""With overlap_forward, `step` returns while parameters are in flight, and reads through the model
 wait for them."""
 
 import copy
