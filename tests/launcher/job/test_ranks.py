@@ -154,6 +154,13 @@ def test_ranks_that_save_and_leave_after_term_make_the_job_run_again(how):
     assert found == (143, (LEFT,), True)
 
 
+def test_the_outcome_of_a_job_that_saved_and_left_is_its_own_word():
+    events = [*begun(), *USUAL, *well(4.0, 0, 1, 2, 3), *over(4.1)]
+    assert play(events)[-1].outcome == "preempted"
+    events = [*begun(), *USUAL, *asked(22.0, 0, 1, 2, 3), *over(22.1)]
+    assert play(events)[-1].outcome == "interrupted"
+
+
 def test_the_same_after_usr1_or_a_signal_to_a_rank_alone():
     found = verdict((2.0, ToPassOn(USR1)), *told(2.1, 0, 1, 2, 3), *well(9.0, 0, 1, 2, 3), *over(9))
     assert found == (143, (LEFT,), True)

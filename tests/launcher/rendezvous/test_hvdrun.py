@@ -255,7 +255,7 @@ def test_a_node_whose_messages_nobody_reads_is_not_lost(openmpi_nodes):
 LACKS = """
 import sys
 from hvdrun.command_line import cli
-def launch(*_):
+def launch(*_, **__):
     raise {}
 cli.launch = launch
 sys.exit(cli.main())
