@@ -33,8 +33,8 @@ reports      | launcher/reports/                      | machine knobs failures p
 job          | launcher/job/                          | machine agent knobs failures plan output
              |                                        | reports
 monitor      | launcher/monitor/                      | knobs output reports job
-running      | launcher/running/                      | machine agent failures plan output job reports
-             |                                        | monitor
+running      | launcher/running/                      | machine agent failures plan output job
+             |                                        | monitor reports
 command_line | launcher/command_line/ launcher/__main__.py |
              |                                        | knobs failures plan output preflight reports
              |                                        | job running rendezvous machine
