@@ -173,6 +173,8 @@ def test_hosts_that_become_ready_get_the_job_and_the_others_are_not_asked_again(
     monkeypatch.setenv("SSH_CONNECTION", "")
     request = Request(("true",), hosts=parse_hosts(hosts(3)))
     seen = preflight.run(request, flavour.detect("auto", os.environ), facts.gather(request))
+    for connection in seen.connections.values():  # no job goes on with them
+        connection.kill()
     assert list(seen.hosts) == ["h1", "h2", "h3"]
     assert seen.waited_s is None
     asked = {host: len((tmp_path / f"asked-{host}").read_text()) for host in seen.hosts}
