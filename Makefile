@@ -56,7 +56,7 @@ help:
 demo: $(VENV)/.installed $(EXTENSION)
 	@$(BIN)/hvdrun -np $(NP) $(BIN)/python examples/digits.py
 
-# Some ten minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
+# Some twenty minutes; what is wide is chosen in tests/harness/wide.py and by the marks of the tests.
 # Two sessions of pytest at the same time: tests on worlds of ranks, and all others.
 test: build
 	@$(BIN)/python -m tests.harness.side_by_side -m 'not wide and not long' $(PYTEST_ARGS)
