@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -30,6 +31,12 @@ from tests.harness.worlds import (
 )
 
 SIZES = (1, 2, 3, 4, 7)
+
+# How fast a machine is must not decide what passes.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # A shell lets processes in its background ignore Ctrl-C and QUIT, and their children would inherit
 # that.

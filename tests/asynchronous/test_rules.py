@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hvdlite as hvd
@@ -55,7 +55,6 @@ partitioners = st.one_of(
 
 
 @given(st.lists(shapes, max_size=6), partitioners, st.integers(1, 4))
-@settings(deadline=None)
 def test_each_element_is_in_one_part_and_parts_do_not_overlap(shapes, partitioner, servers):
     params = [torch.zeros(shape, dtype=torch.int32) for shape in shapes]
     parts = [
@@ -107,7 +106,6 @@ def test_a_partitioner_refuses_what_is_no_number(make, number):
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_no_worker_goes_on_before_the_bound_holds(workers, staleness, seed):
     """Workers step, join and wait in any order. The oracle counts steps on its own, and knows the
     invariant only."""

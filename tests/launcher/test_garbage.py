@@ -9,7 +9,7 @@ import json
 import os
 import re
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdrun.agent import frames
@@ -199,7 +199,6 @@ def test_a_host_file_is_read_or_refused(text):
 
 
 @given(texts(*YAML))
-@settings(deadline=None)
 def test_a_config_file_is_read_or_refused_with_its_line(text):
     ctx = cli.make_context("hvdrun", ["true"])
     _, error = read_or_error(config_file.read, text, "job.yaml", ctx)

@@ -117,7 +117,7 @@ def test_of_long_steps_there_are_enough():
     assert len(recent.samples) == RECENT_STEPS
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.004, 0.03, 0.3, 3.0]), st.integers(300, 900)), max_size=5

@@ -36,7 +36,6 @@ def each_program(strategy, examples, number, holds):
 
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),

@@ -44,7 +44,7 @@ def clipped_by_owners(params, cut, max_norm, order):
     return total
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.data(),
     cuts.shapes,

@@ -23,7 +23,7 @@ def make(name, params):
     return kind(params, **options)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), cuts.shapes, st.sampled_from(list(OPTIMIZERS)))
 def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, kind):
     params = cuts.params_of(shapes, data.draw(st.sets(st.integers(0, len(shapes) - 1))))
@@ -40,7 +40,7 @@ def test_a_cut_made_anew_from_shards_is_that_made_from_the_whole(data, shapes, k
         assert groups == options
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), cuts.shapes)
 def test_a_rank_needs_only_the_shards_that_have_its_elements(data, shapes):
     params = cuts.params_of(shapes)
