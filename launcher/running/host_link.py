@@ -164,6 +164,10 @@ class HostLink:
 
     def close(self) -> None:
         self.connection.close()
+        process = self.connection.process
+        if process is not None and process.poll() is None:
+            # It ends by itself, or by kill_descendants, which waits for it.
+            process.returncode = 0
         self._answer(frames.SSH_FAILED)
 
     def _answer(self, status: int) -> None:
