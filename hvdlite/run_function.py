@@ -275,7 +275,9 @@ class _Job:
             return
         report = "\n".join(self.last_lines)
         ended = re.findall(
-            r"^hvdrun: rank ([0-9]+) on (\S+) ((?:was )?ended .* after .*)$", report, re.MULTILINE
+            r"^hvdrun: rank ([0-9]+) on (\S+) ((?:was )?ended .* after .*(?:\n {4}.*)*)$",
+            report,
+            re.MULTILINE,
         )
         if ended:
             rank, host, how = ended[-1]

@@ -60,7 +60,7 @@ LACKS_RESOURCE = 76  # errors.LacksResource, which may be what can't be loaded
 def main() -> int:
     try:
         from hvdrun.command_line import cli
-    except (MemoryError, OSError) as error:
+    except (MemoryError, OSError, SystemError) as error:  # the last: of an import without memory
         why = getattr(error, "strerror", "") or "no memory is left"
         os.write(2, f"hvdrun: its own modules can't be loaded: {why} (see `ulimit -a`)\n".encode())
         return LACKS_RESOURCE

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 class LaunchError(Exception):
     """What went wrong and where, and what to do, in a line each (short ones in one line, with a
-    semicolon); hvdrun prints it as `hvdrun: …`. rank, host: where
-    it began, if that is known. word: what `--report-file` calls the cause."""
+    semicolon); hvdrun prints it as `hvdrun: …`. rank, host: where it began, if that is known.
+    word: what `--report-file` calls the cause."""
 
     code = 1
     cause = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -137,7 +138,9 @@ def cli(
         return _ask(stacks, metrics, json, command)
     report = click.get_current_context().find_object(ReportFile) or ReportFile()
     if others["report_file"] and not (check_build or others["dry_run"]):
-        report.path, report.command = os.path.abspath(others["report_file"]), list(command)
+        report.command = list(command)
+        with contextlib.suppress(OSError):  # the folder is gone: `facts.gather` says so
+            report.path = os.path.abspath(others["report_file"])
     if check_build:
         command = CHECK_BUILD
         others |= {"num_proc": 1, "hosts": "localhost", "hostfile": None, "check": False}
@@ -278,6 +281,10 @@ def launch(
     command = build(request, mpi, found)
     request = replace(request, num_proc=command.num_proc)
     report.job = command
+    if report.path and report.path == request.metrics_file:
+        raise UsageError(
+            f"--report-file and --metrics-file are both {report.path}; give each its own"
+        )
     findings = _findings(request, found)
     if request.dry_run:
         click.echo(command.show(found))
@@ -364,6 +371,8 @@ def main(args: Sequence[str] | None = None) -> int:
             report.end(1)
             raise
         error = lack
-    print(f"hvdrun: {error}", file=sys.stderr)
     report.fail(error)
-    return report.end(error.code)
+    code = report.end(error.code)
+    with contextlib.suppress(OSError):  # its reader is gone, or the disk is full
+        print(f"hvdrun: {error}", file=sys.stderr)
+    return code

@@ -49,14 +49,16 @@ _ENDS = {
     "shm": _Words(
         "shared-memory-full",
         "was ended by {signal} beside a full /dev/shm ({used} of {there} used)",
-        f"see what fills it on {{host}} (`ls -l /dev/shm`) and remove old files; {REMEDY}",
+        f"see what fills /dev/shm on {{host}} (`ls -l /dev/shm`) and remove old files; {REMEDY}",
     ),
 }
 # ---- why hvdrun ends a job itself: its error, what has happened, and what to do
 
 
-_IN_INIT = "every rank must call hvd.init(), before an `if` or `return` that only some of them take"
-_CLOSES = "close only what the program has opened (os.closerange, close_fds, libraries for daemons)"
+_IN_INIT = (
+    "every rank must call hvd.init(), before any `sys.exit()`, `return` or `if` of some ranks only"
+)
+_CLOSES = "close only what the program has opened itself (not os.closerange, nor as daemons do)"
 _RESTART = "check the host and its network, then start the job again"
 _CAUSES = {
     "left early": _Words(
@@ -116,13 +118,19 @@ _CAUSES = {
     "host gave up": _Words(
         HostLost,
         "{host} has ended its ranks, as it heard nothing from hvdrun for {silent_s:.0f} s"
-        " (--host-timeout){why}",
-        "check the network between this machine and it, or give a longer --host-timeout, then start"
-        " the job again",
+        " (--host-timeout)",
+        "check the network between this machine and {host}, then start the job again",
+    ),
+    "host gave up, paused": _Words(
+        HostLost,
+        "{host} has ended its ranks, as it heard nothing from hvdrun for {silent_s:.0f} s"
+        " (--host-timeout); hvdrun itself did not run for {pause_s:.0f} s: it was stopped, or its"
+        " machine was suspended",
+        "start it where that does not happen, or give a longer --host-timeout",
     ),
     "not understood": _Words(
         HostLost,
-        "{who} sent {what}, which hvdrun can't read",
+        "{who} sent {what}, which hvdrun can't read, so it ends the job",
         "that process is broken, or its host runs another version of hvdlite",
     ),
     "no program": _Words(
@@ -159,7 +167,8 @@ _NOTES = {
     "had left": "rank {rank} on {host} had ended with exit code 0 after {after}: if the others"
     " still needed it, this is the cause",
     "had left when": "rank {rank} had left when {failure}, as it says above",
-    "had left when, without words": "rank {rank} had left when {failure}, without a word",
+    "had left when, without words": "rank {rank} had left when {failure}, without a word:"
+    " MPI may end a rank so that misses another",
     "had closed files": "it had closed its file descriptors {before} before, MPI's among them;"
     f" {_CLOSES}",
     "lost a running rank": "MPI ended rank {rank} because its connection to {which} was closed, and"
@@ -171,8 +180,8 @@ _NOTES = {
     " they wait for it (it left without MPI_Finalize), Ctrl-C ends them",
     "paused": "hvdrun itself did not run for {pause_s:.0f} s (stopped, suspended or held up); no"
     " host is blamed for that time",
-    "does not stop": "Ctrl-Z: hvdrun does not stop, as other hosts would take it for dead; Ctrl-C"
-    " ends the job; to free the terminal, start hvdrun with & or in tmux",
+    "does not stop": "Ctrl-Z: hvdrun does not stop, as other hosts would take it for dead and end"
+    " their ranks; Ctrl-C ends the job; to free the terminal, start hvdrun with & or in tmux",
     "preempted": "the job was preempted: hvd.preempted() has told the ranks, and all have ended in"
     " order; exit code {code}, as the work may not be done",
     "not requeued": "the job is not requeued, as it has failed",
@@ -371,11 +380,15 @@ def _typed(number: int) -> str:
 def not_started(hosts: Iterable[tuple[str, int, str]], limit_s: float) -> LaunchError:
     """`hosts`: name, number of ranks that have not started there, and what is known about it."""
     lines = [
-        f"    {host}: {lacking} {'rank' if lacking == 1 else 'ranks'} not started"
+        f"{host}: {lacking} {'rank' if lacking == 1 else 'ranks'} not started"
         + (f": {state}" if state else "")
         for host, lacking, state in hosts
     ]
-    return error("not started", limit_s=limit_s, hosts="\n".join(lines))
+    found = error(
+        "not started", limit_s=limit_s, hosts="\n".join(f"        {line}" for line in lines)
+    )
+    found.evidence = tuple(lines)
+    return found
 
 
 def misplaced(wrong: Mapping[tuple[str, str], Sequence[int]], starter: str) -> LaunchError:
@@ -407,9 +420,9 @@ def host_silent(
 
 def gave_up(host: str, silent_s: float, pause_s: float) -> LaunchError:
     """`pause_s`: for how long hvdrun itself did not run before."""
-    was_stopped = "it was stopped, or its machine was suspended"
-    why = f"; hvdrun itself did not run for {pause_s:.0f} s: {was_stopped}" if pause_s else ""
-    return error("host gave up", host=host, silent_s=silent_s, why=why)
+    if pause_s:
+        return error("host gave up, paused", host=host, silent_s=silent_s, pause_s=pause_s)
+    return error("host gave up", host=host, silent_s=silent_s)
 
 
 def missing_program(program: str, rank: int, host: str, number: int) -> LaunchError:

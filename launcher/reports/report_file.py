@@ -5,6 +5,7 @@ It is written once the options are known (the job runs) and at the end, whatever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -40,6 +41,12 @@ class ReportFile:
             path, self.path = self.path, ""
             raise UsageError(f"--report-file {path}: {reason(error)}") from error
 
+    def attempt(self, number: int) -> None:
+        """mpirun is about to be started."""
+        self.attempts = number
+        with contextlib.suppress(OSError):  # it is said at the end
+            self._write(None)
+
     def fail(self, error: BaseException) -> None:
         """hvdrun itself does."""
         if self.verdict.error is not error:
@@ -60,12 +67,13 @@ class ReportFile:
             self._write(code)
         except OSError as error:
             words = f"hvdrun: --report-file {self.path}: {reason(error)}"
-            print(words, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(words, file=sys.stderr, flush=True)
         return code
 
     def _write(self, code: int | None) -> None:
         if self.path:
-            write(self.path, json.dumps(self._document(code), indent=2) + "\n", mode=None)
+            write(self.path, _text(self._document(code)), mode=None)
 
     def _document(self, code: int | None) -> dict[str, Any]:
         from importlib.metadata import version
@@ -93,6 +101,10 @@ class ReportFile:
         return "\n".join([*self.verdict.lines(), *([f"hvdrun: {error}"] if error else [])])
 
 
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
 def _internal(error: BaseException) -> FailureReport:
     from traceback import format_exception
 
@@ -115,7 +127,7 @@ def _failure(report: FailureReport) -> dict[str, Any]:
         "evidence": report.evidence,
         "same_on": report.same,
         "waited_at": report.waited_at or None,
-        "operations": report.operations,
+        "operations": [line.removeprefix("hvdrun: ") for line in report.operations],
         "remedy": report.remedy or None,
     }
 

@@ -77,7 +77,7 @@ def supervise(
         attempt = 1
         while True:
             is_last = attempt == ATTEMPTS
-            supervision.report.attempts = attempt
+            supervision.report.attempt(attempt)
             job = Supervisor(command, screen, supervision, waker, is_last, node_signals, kept)
             try:
                 return job.run()
@@ -134,7 +134,6 @@ class Supervisor:
         self.screen = screen
         self.waker = waker
         self.is_last = is_last
-        self.report = supervision.report
         self.node_signals = node_signals
         self.selector = selectors.DefaultSelector()
         self.secret = os.urandom(16).hex()
