@@ -120,6 +120,8 @@ class Connecting:
             with contextlib.suppress(KeyError):
                 self.selector.unregister(sock)
             sock.close()
+        self.callers.clear()
+        self.calls.clear()
 
     def _listen(self, address: str, low: int, high: int) -> int | str:
         """The port, or the reason why there is none."""
@@ -147,6 +149,8 @@ class Connecting:
             self.say({"results": []})
 
     def _go_on(self, call: _Call) -> None:
+        if call not in self.calls:  # closed in this turn of the loop
+            return
         if not call.connected:
             code = call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:

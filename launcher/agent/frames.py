@@ -57,9 +57,9 @@ FACTS = b"f"
 # hvdrun → host agent, before the job starts: an order of preflight's (see connecting), as JSON.
 # Back: the answer
 ORDER = b"o"
-# the ssh role → hvdrun: which host MPI wants to reach, whether with options of MPI's for ssh, the
-# shell for which the daemon's command is written, that command, and the words of a command that
-# connects to a host agent there, with b"\0" between them
+# the ssh role → hvdrun: the job's key, which host MPI wants to reach, whether with options of MPI's
+# for ssh, the shell for which the daemon's command is written, that command, and the words of a
+# command that connects to a host agent there, with b"\0" between them
 HOST = b"H"
 # hvdrun → host agent: the job starts; its name (see peers), after how many seconds of silence each
 # side counts as lost, and the same shell and command, with b"\0" between them
@@ -123,11 +123,19 @@ def number(word: bytes) -> int:
     return int(word)
 
 
+def has_key(key: bytes, secret: str) -> bool:
+    """Whether somebody who wants something run knows the job's key. Processes of the same user in
+    containers or sandboxes reach the socket, too, and do not know it."""
+    from hmac import compare_digest  # few need it
+
+    return compare_digest(key, secret.encode())
+
+
 def check(kind: bytes, rank: int, payload: bytes, num_ranks: int) -> None:
     """Raises BadFrame if no keeper of one of so many ranks sends this."""
     if not 0 <= rank < num_ranks:
         raise BadFrame(f"a message of a rank {rank}")
-    words = payload.removeprefix(b"asked ").removeprefix(b"late ").split()
+    words = payload.removeprefix(b"asked ").removeprefix(b"late ").split(b" ")
     if kind == EXIT:
         if len(words) not in (3, 4) or words[0] not in _ENDINGS or number(words[1]) > 255:
             raise BadFrame(f"the end of a rank, {payload[:40]!r}")
@@ -139,8 +147,9 @@ def check(kind: bytes, rank: int, payload: bytes, num_ranks: int) -> None:
     elif kind == CLOSED:
         number(words[-1] if len(words) == 2 else b"")
     elif kind == SIGNALLED:
-        for word in words[:2] if len(words) == 3 else (b"",):
-            number(word)
+        if len(words) != 3 or not words[2].isalpha():
+            raise BadFrame(f"a message of a signal, {payload[:40]!r}")
+        number(words[0]), number(words[1])
     elif kind == NOTE:
         if not is_valid(payload):
             raise BadFrame(f"a note of the kind {payload[:1]!r} and {len(payload)} bytes")

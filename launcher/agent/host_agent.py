@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> NoReturn:
         status = agent.run()
     except OSError as error:
         if error.errno not in LACKING:
+            kill_descendants()
             raise
         status = agent.give_up(f"lacks {error.errno}")
     # MPI waits for ssh, which waits for every process that holds its ends.

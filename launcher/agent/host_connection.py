@@ -10,13 +10,16 @@ import selectors
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from hvdrun.agent.frames import CHUNK, HELLO, BadFrame, frame, unpack
 from hvdrun.machine.processes import die_with_parent
 
 LINE_EVERY_S = 1.0
+MOST_READS = 64
+LEAVE_S = 2.0  # for commands to end by themselves
 
 
 class Owner(Protocol):
@@ -99,9 +102,10 @@ class HostConnection:
         return bool(ready.poll(0))
 
     def read_all(self) -> None:
-        """All that is there."""
-        while not self.closed and self.has_unread():
-            self._read()
+        """What is there, up to a limit."""
+        for _ in range(MOST_READS):
+            if not self.closed and self.has_unread():
+                self._read()
 
     def hang_up(self) -> None:
         """Sends nothing more. A host agent then ends what runs there."""
@@ -194,6 +198,18 @@ class HostConnection:
                 self._ignore(self.stderr)
 
 
+def leave(connections: Collection[HostConnection], patience_s: float = LEAVE_S) -> None:
+    """Ends them. Where srun stands in ssh's place, it ends its step only if it ends by itself."""
+    for connection in connections:
+        connection.hang_up()
+    deadline = time.monotonic() + patience_s
+    for connection in connections:
+        if connection.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                connection.process.wait(max(0.0, deadline - time.monotonic()))
+        connection.kill()
+
+
 def connect(
     argv: Sequence[str],
     environ: Mapping[str, str],
@@ -211,7 +227,7 @@ def connect(
             stderr=writer,
             env=environ,
             start_new_session=True,  # Ctrl-C is for hvdrun alone
-            preexec_fn=die_with_parent(signal.SIGKILL),
+            preexec_fn=die_with_parent(signal.SIGTERM),  # srun then ends its step,
         )
     except OSError:
         near.close()

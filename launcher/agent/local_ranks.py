@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from hvdrun.agent import frames
-from hvdrun.agent.frames import BadFrame, check, frame, receive, send_some, unpack
+from hvdrun.agent.frames import BadFrame, check, frame, has_key, receive, send_some, unpack
 from hvdrun.agent.signals import pack
 from hvdrun.machine.shared_memory import SharedFiles
 from hvdrun.machine.socket_users import is_trusted
@@ -58,8 +58,11 @@ class LocalRanks:
         on_host: Callable[[socket.socket, list[bytes]], None] | None = None,
         num_ranks: int = MOST_RANKS,
         variables: bytes | None = None,
+        secret: str = "",
     ) -> None:
-        """variables: the job's, if MPI does not bring them."""
+        """variables: the job's, if MPI does not bring them. secret: the job's key; who wants
+        something on another host must know it."""
+        self.secret = secret
         self.variables = variables
         self.selector = selector
         self.deliver = deliver
@@ -179,7 +182,9 @@ class LocalRanks:
         """Takes what has arrived. True if the connection is another one's now."""
         for kind, rank, payload in unpack(keeper.buffer):
             if kind == frames.HOST and self.on_host is not None:
-                wish = payload.split(b"\0")
+                key, *wish = payload.split(b"\0")
+                if keeper.rank >= 0 or keeper.fds or not has_key(key, self.secret):
+                    raise BadFrame("a host from a process without the job's key")
                 if len(wish) < len(("host", "own", "shell", "command", "ssh")):
                     raise BadFrame("a host without a command")
                 self.selector.unregister(keeper.sock)

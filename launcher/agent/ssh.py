@@ -61,7 +61,7 @@ def _ask(secret: str, wish: Sequence[str], fds: Sequence[int] = ()) -> NoReturn:
         sock, problem = None, str(stranger)
     if sock is None:
         _fail(f"no connection to {host} was made: {problem}")
-    payload = "\0".join(wish).encode(errors="surrogateescape")
+    payload = "\0".join((secret, *wish)).encode(errors="surrogateescape")
     buffer = bytearray()
     try:
         send(sock, frame(HOST, payload=payload), fds)

@@ -259,9 +259,9 @@ def launch(
     """on_line: gets the lines that hvdrun itself says from then on; node_signals: gives the signals
     of other nodes, if each host runs an hvdrun."""
     report = report or ReportFile()
+    files_before = lacking.raise_files(1, len(hosts_of(request)))
     if request.check:
         return _check_hosts(request, report)
-    files_before = lacking.raise_files(1, len(hosts_of(request)))
     found = facts.gather(request)
     _findings(request, found)
     requeue = schedulers.find_requeue(os.environ) if request.requeue else None

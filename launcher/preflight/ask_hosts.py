@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hvdrun.agent.frames import BYE, CHUNK, FACTS, GAVE_UP, ORDER, PING, BadFrame
-from hvdrun.agent.host_connection import LINE_EVERY_S, HostConnection, connect
+from hvdrun.agent.host_connection import LEAVE_S, LINE_EVERY_S, HostConnection, connect, leave
 from hvdrun.preflight.reply import Reply
 from hvdrun.preflight.waiting import Waiting
 
@@ -23,7 +23,7 @@ EXIT_S = 0.5  # between the end of a command's output and the command's end
 # those that read to the end get the end, at half of the time limit.
 # An answer this soon after the end of the input may have waited for it.
 AT_THE_END_S = 1.5
-LEAVE_S = 2.0  # for commands to end by themselves
+MOST_FACTS = 1 << 20  # bytes of an answer
 
 
 class _Call:
@@ -41,6 +41,7 @@ class _Call:
         self.begin_clock = time.time()
         self.reply: Reply | None = None
         self.answer: dict[str, Any] | None = None  # to the last order
+        self.has_order = False  # it has not answered yet
         self.errors = b""
         self.ping_at = 0.0
         self.input_ended_at: float | None = None
@@ -64,6 +65,8 @@ class _Call:
             self.finish(EXIT_S)
         if kind not in (FACTS, ORDER):
             return
+        if len(payload) > MOST_FACTS or (kind == ORDER and not self.has_order):
+            raise BadFrame(f"an answer of {len(payload)} bytes that nobody wants")
         try:
             answer = json.loads(payload)
         except (ValueError, RecursionError) as error:
@@ -71,7 +74,7 @@ class _Call:
         if not isinstance(answer, dict):
             raise BadFrame("an answer that is no object")
         if kind == ORDER:
-            self.answer = answer
+            self.answer, self.has_order = answer, False
         elif self.reply is None:
             if not _has_time(answer):
                 raise BadFrame("an answer without a time")
@@ -159,15 +162,7 @@ class Conversation:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        for call in self.calls.values():
-            call.connection.hang_up()
-        # Where srun stands in ssh's place, it ends its step only if it ends by itself.
-        deadline = time.monotonic() + (LEAVE_S if kind is None else 0.0)
-        for call in self.calls.values():
-            assert call.connection.process
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                call.connection.process.wait(max(0.0, deadline - time.monotonic()))
-            call.connection.kill()
+        leave([call.connection for call in self.calls.values()], LEAVE_S if kind is None else 0.0)
         self.calls.clear()
         self.selector.close()
 
@@ -231,7 +226,7 @@ class Conversation:
         """Gives each host its order. Returns the answers that come in time."""
         called = {key: call for key, call in self.calls.items() if key in orders}
         for key, call in called.items():
-            call.answer = None
+            call.answer, call.has_order = None, True
             call.connection.send(ORDER, json.dumps(orders[key]).encode())
         deadline = time.monotonic() + limit_s
         while any(call.answer is None and not call.closed for call in called.values()):
@@ -240,6 +235,9 @@ class Conversation:
             self._read()
             for call in self.calls.values():
                 call.tick(now, limit_s)
+        for key, call in called.items():
+            if call.answer is None:  # the job would get it late: it connects anew
+                self.calls.pop(key).connection.kill()
         answers = {key: call.answer for key, call in called.items()}
         return {key: answer for key, answer in answers.items() if answer is not None}
 

@@ -77,7 +77,9 @@ class Callers:
         selector: selectors.BaseSelector,
         on_wanted: Callable[[Caller], None],
         on_left: Callable[[Caller], None],
+        secret: str,
     ) -> None:
+        self.secret = secret
         self.listener = socket.socket(fileno=listener)
         self.listener.setblocking(False)
         self.selector = selector
@@ -144,10 +146,14 @@ class Callers:
             return
         for kind, _, payload in heard:
             if caller is None and kind == frames.HOST and len(given) == 3:
-                host, *argv = payload.decode(errors="surrogateescape").split("\0")
+                key, _, wish = payload.partition(b"\0")
+                host, *argv = wish.decode(errors="surrogateescape").split("\0")
                 caller = Caller(sock, host, tuple(argv), given[:], lambda: self._forget(sock))
-                self.callers[sock] = caller
                 given.clear()
+                if not frames.has_key(key, self.secret):
+                    caller.fail("this process does not know the job's key")
+                    continue
+                self.callers[sock] = caller
                 self.on_wanted(caller)
             elif caller is None:  # the kernel gives fewer descriptors if this process has too many
                 caller = Caller(sock, "", (), given[:], lambda: self._forget(sock))

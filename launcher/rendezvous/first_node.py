@@ -111,7 +111,9 @@ class FirstNode:
         self.gate = gate.Gate(listeners, self.key, self.selector, self._admitted, self._stranger)
         listener = listen_here(self.secret_here)
         assert listener is not None, "nobody else knows the secret"
-        self.callers = Callers(listener, self.selector, self._wanted, self._caller_left)
+        self.callers = Callers(
+            listener, self.selector, self._wanted, self._caller_left, self.secret_here
+        )
         self.waker, self.wakes = os.pipe()
         os.set_blocking(self.waker, False)
         os.set_blocking(self.wakes, False)

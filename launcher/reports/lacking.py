@@ -26,7 +26,8 @@ from hvdrun.plan.flavour import OPENMPI, Flavour
 FILES, FILES_PER_RANK = 24, 4
 # mpirun with its threads or its daemon, and hvdrun's writer; the shim, the keeper and the command
 # of each rank; a connection to each other host.
-PROCESSES, PROCESSES_PER_RANK = 4, 3
+# Of a host: ssh, and the role that stands in its place.
+PROCESSES, PROCESSES_PER_RANK, PROCESSES_PER_HOST = 4, 3, 2
 
 MORE_PROCESSES = (
     "raise that limit (docker --pids-limit, Kubernetes' podPidsLimit, systemd's TasksMax, `ulimit"
@@ -80,7 +81,7 @@ def check(ranks: int, other_hosts: int) -> None:
             f" (`ulimit -Hn`) is {most}",
             MORE_FILES,
         )
-    processes = PROCESSES + PROCESSES_PER_RANK * ranks + other_hosts
+    processes = PROCESSES + PROCESSES_PER_RANK * ranks + PROCESSES_PER_HOST * other_hosts
     room = room_for_processes()
     if room is not None and room[0] < processes:
         raise LacksResource(

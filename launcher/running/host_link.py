@@ -94,7 +94,8 @@ class HostLink:
             if error.errno in LACKING:
                 raise
             # As if the program had said it.
-            text = f"{argv[0]}: {error.strerror} (Debian: apt-get install openssh-client)"
+            remedy = " (Debian: apt-get install openssh-client)" if argv[0] == "ssh" else ""
+            text = f"{argv[0]}: {error.strerror}{remedy}"
             argv = ("/bin/sh", "-c", 'echo "$0" >&2; exit 127', text)
             return connect(argv, environ, self, self.selector)
 
@@ -218,7 +219,7 @@ class HostLink:
         elif kind == frames.REFUSED:
             self.refused = payload.decode(errors="replace")
         elif kind == frames.BYE:
-            self.daemon_status = number(payload)
+            self.daemon_status = min(number(payload), 255)
             self._answer(self.daemon_status)
         elif kind == frames.GAVE_UP:
             silent_s, _, at_ns = payload.partition(b" ")

@@ -62,17 +62,20 @@ class Hosts:
             deliver,
             stdin.for_local_rank,
             b"" if self.variables is None else pack_host_variables(command.environment),
-            on_host=self.connect,
+            on_host=None if command.sent is None else self.connect,
             num_ranks=command.num_proc,
             variables=self.variables,
+            secret=secret,
         )
 
     def connect(self, asker: socket.socket, wish: list[bytes]) -> None:
         """The role ssh wants MPI's daemon on a host."""
         from hvdrun.running.host_link import HostLink  # for the first other host
 
-        # Not with options of the user's for ssh.
-        kept = None if wish[1] else self.kept.pop(os.fsdecode(wish[0]), None)
+        kept = self.kept.pop(os.fsdecode(wish[0]), None)
+        if kept is not None and wish[1]:  # not with options of the user's for ssh
+            kept.kill()
+            kept = None
         if kept is not None:
             kept.read_all()  # whether it has ended
         link = HostLink(
@@ -149,7 +152,10 @@ class Hosts:
     def close(self) -> None:
         for link in list(self.links):
             link.close()
-        while self.kept:  # which mpirun has not wanted
-            self.kept.popitem()[1].kill()
+        if self.kept:  # which mpirun has not wanted
+            from hvdrun.agent.host_connection import leave
+
+            leave(self.kept.values())
+            self.kept.clear()
         self.local_ranks.kill()
         self.local_ranks.listener.close()

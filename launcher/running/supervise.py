@@ -65,8 +65,11 @@ def supervise(
     Raises LaunchError if hvdrun itself failed.
     """
     kept = kept or {}
-    for host in kept.keys() - {share.host.name for share in command.shares}:
-        kept.pop(host).kill()
+    unwanted = kept.keys() - {share.host.name for share in command.shares}
+    if unwanted:
+        from hvdrun.agent.host_connection import leave
+
+        leave([kept.pop(host) for host in unwanted])
     with _hosts_file(command):
         set_subreaper()
         if node_signals is not None:

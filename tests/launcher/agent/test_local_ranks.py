@@ -13,6 +13,7 @@ from hvdrun.agent.frames import (
     EXIT,
     GO,
     HEADER,
+    HOST,
     KEEPER_GONE,
     MPI_JOB,
     NOTE,
@@ -109,6 +110,23 @@ def test_the_files_of_a_job_whose_keeper_was_killed_are_removed(ranks, tells):
 
 
 @pytest.mark.parametrize(
+    ("key", "fds", "is_heard"), [(b"key", 0, True), (b"another", 0, False), (b"key", 1, False)]
+)
+def test_only_who_knows_the_key_may_want_something_on_another_host(ranks, key, fds, is_heard):
+    found, _, address = ranks
+    wishes = []
+    found.secret, found.on_host = "key", lambda sock, wish: wishes.append((sock, wish))
+    with socket.socket(socket.AF_UNIX) as process:
+        process.connect(address)
+        send(process, frame(HOST, payload=key + b"\0b\0\0sh\0true\0ssh"), [0] * fds)
+        hear(found)
+        assert [wish for _, wish in wishes] == [[b"b", b"", b"sh", b"true", b"ssh"]] * is_heard
+        assert not found.keepers
+        for sock, _ in wishes:
+            sock.close()
+
+
+@pytest.mark.parametrize(
     "message",
     [
         HEADER.pack(EXIT, 1, 1 << 30),
@@ -116,7 +134,9 @@ def test_the_files_of_a_job_whose_keeper_was_killed_are_removed(ranks, tells):
         frame(EXIT, 1, b"code 3 \xb2"),
         frame(EXIT, 2, b"code 3 5"),
         frame(CLOSED, 1, b"closed"),
+        frame(EXIT, 1, b"code 3\t123"),
         frame(SIGNALLED, 1, b"10 1"),
+        frame(SIGNALLED, 1, b"10 1 \xff"),
         frame(NOTE, 1, b"W" + bytes(1025)),
         frame(OUT, 1, b"not from its pipe"),
         frame(RANK, 1),

@@ -120,6 +120,14 @@ def test_hosts_that_have_answered_get_orders():
     assert kept["a"].process.returncode is not None
 
 
+def test_a_host_that_answers_an_order_late_is_connected_to_anew():
+    late = ECHOES.replace("if kind == ORDER:", "if kind == ORDER and not time.sleep(5):")
+    with Conversation({"a": [sys.executable, "-c", late]}, os.environ) as conversation:
+        assert set(conversation.answers(20.0)) == {"a"}
+        assert conversation.order({"a": {}}, 0.2) == {}
+        assert conversation.keep("a") == {}
+
+
 def test_more_hosts_than_are_asked_at_once_all_answer(monkeypatch):
     monkeypatch.setattr("hvdrun.preflight.ask_hosts.AT_ONCE", 3)
     calls = {f"{i}": saying({"time_s": time.time(), "number": i}) for i in range(8)}

@@ -64,7 +64,7 @@ class Job:
         sock = peers.connect(self.first.secret_here)
         assert sock is not None
         null = os.open(os.devnull, os.O_RDWR)
-        words = "\0".join(("host1", *argv)).encode()
+        words = "\0".join((self.first.secret_here, "host1", *argv)).encode()
         given = [null, null if output is None else output, null][:fds]
         frames.send(sock, frames.frame(frames.HOST, payload=words), given)
         os.close(null)
@@ -139,7 +139,8 @@ def test_a_host_name_with_half_a_character_is_no_part_of_the_job(job):
     sock = peers.connect(job.first.secret_here)
     job.processes.append(sock)
     null = os.open(os.devnull, os.O_RDWR)
-    frames.send(sock, frames.frame(frames.HOST, payload=b"\xed\xa0\x80\0true"), [null] * 3)
+    words = job.first.secret_here.encode() + b"\0\xed\xa0\x80\0true"
+    frames.send(sock, frames.frame(frames.HOST, payload=words), [null] * 3)
     os.close(null)
     sock.settimeout(LIMIT_S)
     assert b"is not part of this job" in sock.recv(1000)

@@ -81,13 +81,13 @@ def test_an_error_before_the_start_is_a_refusal_and_later_a_failure(report, tmp_
 
 def test_an_error_that_the_verdict_is_about_is_told_once(report, tmp_path):
     error = HostLost("b is lost", host="b")
-    operations = ("the last operation …",)
+    operations = ("hvdrun: the last operation …",)
     of_host = of_error(error)._replace(operations=operations)
     report.verdict = Verdict(72, "failed", of_host, error)
     report.fail(error)
     report.end(72)
     found = read(tmp_path / "report.json")["failure"]
-    assert found["operations"] == list(operations)
+    assert found["operations"] == ["the last operation …"]
     assert found["message"] == "hvdrun: the last operation …\nhvdrun: b is lost"
 
 
