@@ -37,8 +37,8 @@ def sparse_allreduce_async(
         A function without arguments. It waits, and returns a sparse tensor of the input's shape,
         dtype and device, the same one each time; it raises like `synchronize`. The tensor is not
         coalesced: it holds the elements of all members one after the other, and an index that comes
-            several times stands for their sum. float16 and bfloat16 are coalesced, added in float32
-            and rounded once, and so is an average of integers, which divides the sums, toward zero.
+        several times stands for their sum. float16 and bfloat16 are coalesced, added in float32
+        and rounded once, and so is an average of integers, which divides the sums, toward zero.
 
     Raises:
         ValueError: A bad argument, a tensor that is not sparse, another op.
