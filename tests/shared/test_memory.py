@@ -53,8 +53,9 @@ def taken(make):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("make", [parameters, data])
 def test_four_ranks_have_one_copy(world, make):
-    # PSS divides each page by the processes that have it. Unshared, it would be four copies.
-    assert 0.9 * COPY_BYTES < sum(world.run(taken, make)) < 2 * COPY_BYTES
+    # PSS divides each page by the processes that have it. Unshared, it would be four copies. Less
+    # than one: a process of another test that starts meanwhile takes its share of the libraries.
+    assert 0.5 * COPY_BYTES < sum(world.run(taken, make)) < 2 * COPY_BYTES
 
 
 def memfd():
