@@ -94,8 +94,9 @@ class HostLink:
             if error.errno in LACKING:
                 raise
             # As if the program had said it.
-            remedy = " (Debian: apt-get install openssh-client)" if os.path.basename(argv[0]) == "ssh" else ""
-            text = f"{argv[0]}: {error.strerror}{remedy}"
+            text = f"{argv[0]}: {error.strerror}"
+            if os.path.basename(argv[0]) == "ssh":
+                text += " (Debian: apt-get install openssh-client)"
             argv = ("/bin/sh", "-c", 'echo "$0" >&2; exit 127', text)
             return connect(argv, environ, self, self.selector)
 
