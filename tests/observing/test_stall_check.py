@@ -272,7 +272,8 @@ def thousands():
 
 @pytest.mark.ranks(3)
 @pytest.mark.hosts("1,1,1", "2,1")
-@pytest.mark.wide_in(3, "2,1", "mpich")
+@pytest.mark.wide_in(3, "2,1")
+@pytest.mark.mpis("openmpi")  # under MPICH it takes half a minute where two ranks share a core
 def test_thousands_that_are_late_at_once_are_reported_once_each(world):
     world.run(thousands, knobs=WARNS)
 
