@@ -149,7 +149,8 @@ def check(kind: bytes, rank: int, payload: bytes, num_ranks: int) -> None:
     elif kind == SIGNALLED:
         if len(words) != 3 or not words[2].isalpha():
             raise BadFrame(f"a message of a signal, {payload[:40]!r}")
-        number(words[0]), number(words[1])
+        for word in words[:2]:
+            number(word)
     elif kind == NOTE:
         if not is_valid(payload):
             raise BadFrame(f"a note of the kind {payload[:1]!r} and {len(payload)} bytes")

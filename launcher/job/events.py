@@ -16,7 +16,7 @@ from hvdrun.errors import HostLost, LaunchError
 from hvdrun.job.actions import Answer, EndHosts, HangUp, PassOn
 from hvdrun.job.course import Course, Event
 from hvdrun.job.far_hosts import QUIET_S, FarHost, refused
-from hvdrun.job.passing_on import nobody
+from hvdrun.job.passing_on import not_passed_on
 from hvdrun.machine import notes
 from hvdrun.reports.failure_report import (
     daemon_failed,
@@ -400,7 +400,7 @@ class ToPassOn(NamedTuple):
             request = course.passing_on.ask(now, self.number, running)
             course.actions.append(PassOn(self.number, request))
         else:
-            course.say(nobody(self.number))
+            course.say(not_passed_on(self.number))
 
 
 class ToStop(NamedTuple):

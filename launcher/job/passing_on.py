@@ -81,7 +81,7 @@ class PassingOn:
         return [text for n in over if (text := self.requests.pop(n).report())]
 
 
-def nobody(number: int) -> str:
+def not_passed_on(number: int) -> str:
     return f"hvdrun: {signal.Signals(number).name} was not passed on: no rank is running"
 
 

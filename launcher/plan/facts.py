@@ -63,7 +63,7 @@ class Temporary:
 @dataclass(frozen=True)
 class HostFacts:
     """The answer of one host. Texts about a thing that must exist are "" if it does, else the
-    reason why not; None if nobody asked."""
+    reason why not; None: it was not asked for."""
 
     hostname: str
     python: str  # version, as in 3.11.7

@@ -66,7 +66,7 @@ class _Call:
         if kind not in (FACTS, ORDER):
             return
         if len(payload) > MOST_FACTS or (kind == ORDER and not self.has_order):
-            raise BadFrame(f"an answer of {len(payload)} bytes that nobody wants")
+            raise BadFrame(f"an answer of {len(payload)} bytes that was not asked for")
         try:
             answer = json.loads(payload)
         except (ValueError, RecursionError) as error:

@@ -73,10 +73,9 @@ class Hosts:
         from hvdrun.running.host_link import HostLink  # for the first other host
 
         kept = self.kept.pop(os.fsdecode(wish[0]), None)
-        if kept is not None and wish[1]:  # not with options of the user's for ssh
+        if kept is not None and wish[1]:  # with options of the user's for ssh: another one
             kept.kill()
-            kept = None
-        if kept is not None:
+        elif kept is not None:
             kept.read_all()  # whether it has ended
         link = HostLink(
             asker,
