@@ -14,8 +14,6 @@ from tests.launcher.job.histories import (
     over,
 )
 
-BROKE = "rank 2 on b closed its file descriptors after 2.0 s, MPI's connections to other ranks"
-RUNS_ON = "hvdrun: rank 2 on b has closed its file descriptors, MPI's among them, and runs on"
 CLOSES = (2.2, RankClosedFiles(2, 2.0))
 
 CLOSING = {

@@ -38,7 +38,6 @@ COPIES = [
 # Calls in Python.
 DATA, MAIN = ["/me/data.py", 7, "load", ""], ["/me/train.py", 3, "main", ""]
 
-BEFORE_INIT = "ended with exit code 0 after 2.0 s and had not called hvd.init(), where ranks 0,2-3"
 INIT = {
     "all ranks are in init at about the same time": begun_history(
         [

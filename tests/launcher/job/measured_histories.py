@@ -8,9 +8,6 @@ from hvdrun.reports.late import so_far
 from tests.launcher.job.histories import all_well, asked, begun_history, closes, ended, ends, over
 
 MEASURED = b'{"steps": 3, "seconds": 2, "waited": 1}'
-MEASURED_LINE = (
-    "hvdrun: 3 steps (of 1 of 4 ranks), 1000 ms each; waiting and communication took 50 %"
-)
 
 MEASURED_BY_RANKS = {
     "ranks send what they have measured, and one sends nonsense": begun_history(

@@ -36,7 +36,6 @@ from tests.launcher.job.histories import (
 
 # MPI has two hosts to start ranks on, and hvdrun has planned ranks 2 and 3 for b.
 PLACED = {"job": command(far=frozenset("b"), a=2, b=2)}
-TAKEN_FOR_ANOTHER = "it has taken one host for another, so see that each host's own name"
 
 
 def placed(*hosts):

@@ -24,9 +24,6 @@ from tests.launcher.job.histories import (
     well,
 )
 
-SAYS_QUIET = "hvdrun: b has given no sign of life for 7 s; the job ends if it stays silent for 30 s"
-PAUSED = "hvdrun: hvdrun itself did not run for "
-GIVEN_UP = "b has ended its ranks, as it heard nothing from hvdrun for 30 s (--host-timeout); "
 OTHERS = [*begun(), (0.1, HostConnected("c")), (0.1, HostTalks("c"))]
 
 SILENCE = {
